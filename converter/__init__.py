@@ -1,0 +1,1 @@
+"""From published checkpoints to model directories."""

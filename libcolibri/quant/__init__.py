@@ -1,0 +1,1 @@
+"""Tensor types and their tiles."""

@@ -1,0 +1,1 @@
+"""Vectors and instruction sets for numba."""
