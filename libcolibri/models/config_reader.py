@@ -83,7 +83,7 @@ HARMLESS = frozenset(
         "unsloth_version",
         "use_bfloat16",
         "use_cache",
-    ]  # fmt: skip
+    ]
 )
 
 # Keys that are harmless at these values only: (key, values under which the equations stay as they are here).

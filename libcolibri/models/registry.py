@@ -49,7 +49,7 @@ BESIDE_TEXT = HARMLESS | frozenset(
         "vision_feature_select_strategy",
         "vision_start_token_id",
         "vision_token_id",
-    ]  # fmt: skip
+    ]
 )
 
 # Read from the outer config where the nested one is silent.
