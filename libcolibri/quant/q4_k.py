@@ -24,7 +24,7 @@ def _search(x, scale, low):
     top, bottom, rms, spacing = np.empty(16, np.float32), np.empty(16, np.float32), np.empty(16, np.float32), np.empty(16, np.float32)
     sum_w, sum_x, sum_xx = np.empty(16, np.float32), np.empty(16, np.float32), np.empty(16, np.float32)
     sum_q, sum_qq, sum_xq, best = np.empty(16, np.float32), np.empty(16, np.float32), np.empty(16, np.float32), np.empty(16, np.float32)
-    zero, half_, fifteen = np.float32(0), np.float32(0.5), np.float32(15)
+    zero, half_, two, fifteen = np.float32(0), np.float32(0.5), np.float32(2), np.float32(15)
     for start in range(0, x.shape[1], 16):
         for r in range(16):
             top[r], bottom[r], rms[r] = x[0, start + r], zero, zero
@@ -66,7 +66,8 @@ def _search(x, scale, low):
                     b = (sum_qq[r] * sum_x[r] - sum_q[r] * sum_xq[r]) / determinant
                     if b > zero:
                         a, b = sum_xq[r] / sum_qq[r], zero
-                    error = sum_xx[r] + a * (a * sum_qq[r] + np.float32(2) * (b * sum_q[r] - sum_xq[r])) + b * (b * sum_w[r] - np.float32(2) * sum_x[r])
+                    from_a = a * (a * sum_qq[r] + two * (b * sum_q[r] - sum_xq[r]))
+                    error = sum_xx[r] + from_a + b * (b * sum_w[r] - two * sum_x[r])
                     if error < best[r]:
                         best[r], scale[start + r], low[start + r] = error, a, b
 
