@@ -83,28 +83,35 @@ class Recorder:
             self._buffers[key] = allocate(row_bytes * copies, "activations")
         return self._buffers[key]
 
-    def _scalar(self, value: float) -> np.ndarray:
+    def shared_buffer(self, kind: str, row_bytes: int) -> np.ndarray:
+        """Memory for `max_tok` rows that all ranks share, whatever the mode."""
+        key = kind + " shared", row_bytes
+        if key not in self._buffers:
+            self._buffers[key] = allocate(row_bytes * self.max_tok, "activations")
+        return self._buffers[key]
+
+    def scalar(self, value: float) -> np.ndarray:
+        """A float32 operand, which goes by address."""
         return np.array([value], np.float32)
 
     def activation(self, name: str, x: Rows, wanted: frozenset[str], weight: np.ndarray | None = None, epsilon: float = 0.0) -> Activation:
-        """RMS norm (with a weight) and rounding of x, in the wanted forms: "rows", "panels", "singles" (panels of width 1)."""
+        """RMS norm (with a weight) and rounding of x, in the wanted forms: "rows", "panels"."""
         rows, rows_stride, rows_private = self._row_target(x, wanted, weight)
-        width = self.kernels.width if "singles" not in wanted else 1
         panels, panel_bytes, panels_private = None, x.cols // COLS * BLOCK, 0
-        if wanted & {"panels", "singles"}:
-            panels = self._buffer("singles" if width == 1 else "panels", panel_bytes)
+        if "panels" in wanted:
+            panels = self._buffer("panels", panel_bytes)
             panels_private = panel_bytes if self.private else 0
         done = Activation(rows, rows_stride, rows_private, panels, panel_bytes, panels_private)
         if weight is None and panels is None:
             return done
-        if panels is None:
-            panel_bytes = 0
-        out_rows = 0 if weight is None or "rows" not in wanted else rows
+        row_slots: list = [0, rows_stride, 0]
+        if weight is not None and rows is not None:
+            row_slots = [rows, rows_stride, rows_private]
         slots = [
-            self.n_tok, x.data, x.stride, x.cols, x.padded, 0 if weight is None else weight, self._scalar(epsilon), out_rows, rows_stride,
-            rows_private if out_rows is not 0 else 0, 0 if panels is None else panels, panels_private, self.scratch, self.scratch_bytes,
+            self.n_tok, x.data, x.stride, x.cols, x.padded, 0 if weight is None else weight, self.scalar(epsilon), *row_slots,
+            0 if panels is None else panels, panels_private, self.scratch, self.scratch_bytes,
         ]  # fmt: skip
-        self.program.record(name, self.kernels.get(make_norm, width), slots, barrier=not self.private)
+        self.program.record(name, self.kernels.get(make_norm, self.kernels.width), slots, barrier=not self.private)
         return done
 
     def _row_target(self, x: Rows, wanted: frozenset[str], weight: np.ndarray | None) -> tuple[np.ndarray | None, int, int]:
@@ -160,14 +167,14 @@ class Recorder:
     def norm_in_place(self, name: str, x: Rows, weight: np.ndarray, epsilon: float) -> None:
         """RMS norm of whole rows where they are; ranks share tokens."""
         slots = [
-            self.n_tok, x.data, x.stride, x.cols, x.padded, weight, self._scalar(epsilon), x.data, x.stride, 0, 0, 0, self.scratch,
+            self.n_tok, x.data, x.stride, x.cols, x.padded, weight, self.scalar(epsilon), x.data, x.stride, 0, 0, 0, self.scratch,
             self.scratch_bytes,
         ]  # fmt: skip
         self.program.record(name, self.kernels.get(make_norm, 1), slots)
 
     def clip(self, name: str, x: Rows, limit: float, *, barrier: bool = True) -> None:
         """x to [-limit, limit]."""
-        slots = [self.n_tok, x.data, x.stride, x.padded, self._scalar(limit)]
+        slots = [self.n_tok, x.data, x.stride, x.padded, self.scalar(limit)]
         self.program.record(name, self.kernels.get(make_clip), slots, barrier=barrier)
 
     def rope_append(
@@ -177,7 +184,7 @@ class Recorder:
         """Turn q and k by their positions and append k and v to the cache; `norms` are q's and k's per-head weights or None."""
         slots = [
             self.n_tok, start, q.data, q.stride, q.cols // head_dim, k.data, v.data, k.stride, k.cols // head_dim, head_dim, table,
-            *(0 if weight is None else weight for weight in norms), self._scalar(epsilon), descriptor, self.scratch, self.scratch_bytes,
+            *(0 if weight is None else weight for weight in norms), self.scalar(epsilon), descriptor, self.scratch, self.scratch_bytes,
         ]  # fmt: skip
         self.program.record("rope + append", self.kernels.get(make_rope_append, kv_format(kv_dtype)), slots)
 
@@ -189,7 +196,7 @@ class Recorder:
         heads = q.cols // head_dim
         group = head_bundle(heads // kv_heads)
         slots = [
-            self.n_tok, start, q.data, q.stride, heads, kv_heads, head_dim, descriptor, self._scalar(head_dim**-0.5), window, out.data,
+            self.n_tok, start, q.data, q.stride, heads, kv_heads, head_dim, descriptor, self.scalar(head_dim**-0.5), window, out.data,
             out.stride, scores, scores_bytes, scores_row_bytes,
         ]  # fmt: skip
         self.program.record("attention", self.kernels.get(make_attention, kv_format(kv_dtype), group), slots)
