@@ -1,0 +1,67 @@
+"""What commands need of the other packages, as one object that a test replaces by fakes.
+
+In: nothing.  Out: functions that import libcolibri or colibri_rag when called, not before.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from .paths import Home
+
+
+def _open_engine(path: Path, **options: Any) -> Any:
+    from libcolibri.engine import Engine
+
+    return Engine.open(path, **options)
+
+
+def _open_embedder(path: Path) -> Any:
+    from colibri_rag.embedder import EncoderEmbedder
+
+    return EncoderEmbedder.open(path)
+
+
+def _open_knowledge_base(folder: Path, embedder: Any, create: bool = False) -> Any:
+    from colibri_rag.knowledge_base import KnowledgeBase
+
+    return KnowledgeBase.open(folder, embedder, create=create)
+
+
+def _perplexity(engine: Any, token_ids: list[int], context_length: int, **options: Any) -> Any:
+    from libcolibri.perplexity import perplexity
+
+    return perplexity(engine, token_ids, context_length, **options)
+
+
+def _verify(path: Path) -> Any:
+    from libcolibri.format import verify
+
+    return verify(path)
+
+
+def _read_manifest(path: Path) -> Any:
+    from libcolibri.format import read_manifest
+
+    return read_manifest(path)
+
+
+def _sampling(**fields: Any) -> Any:
+    from libcolibri.sampler import SamplingParams
+
+    return SamplingParams(**fields)
+
+
+@dataclass(frozen=True)
+class Services:
+    """The functions behind the commands, and the user's folder."""
+
+    open_engine: Callable[..., Any] = _open_engine
+    open_embedder: Callable[[Path], Any] = _open_embedder
+    open_knowledge_base: Callable[..., Any] = _open_knowledge_base
+    perplexity: Callable[..., Any] = _perplexity
+    verify: Callable[[Path], Any] = _verify
+    read_manifest: Callable[[Path], Any] = _read_manifest
+    sampling: Callable[..., Any] = _sampling
+    home: Home = field(default_factory=Home.from_environment)
