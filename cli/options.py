@@ -51,7 +51,7 @@ def _is_positive(text: str) -> bool:
 
 threads_option = click.option("--threads", type=click.IntRange(min=1), metavar="N", help="Compute threads.  [default: physical cores]")
 context_option = click.option(
-    "--ctx", "context_length", type=click.IntRange(min=1), metavar="N", help="Context length in tokens.  [default: the model's, as memory allows]"
+    "--ctx", "context_length", type=click.IntRange(min=1), metavar="N", help="Context length.  [default: the model's, as memory allows]"
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of text.")
 
@@ -64,7 +64,7 @@ memory_options = _stack(
         show_default=True,
         help="Memory for experts: auto, experts per layer, or a size such as 6GB.",
     ),
-    click.option("--prefetch/--no-prefetch", default=None, help="Read the next layer's likely experts ahead.  [default: while it saves time]"),
+    click.option("--prefetch/--no-prefetch", default=None, help="Read likely experts ahead.  [default: while it saves time]"),
     click.option("--preload", is_flag=True, help="Fill the expert cache before the first token."),
 )
 engine_options = _stack(context_option, memory_options)

@@ -64,7 +64,7 @@ class Home:
     def model(self, chosen: str) -> Path:
         """The model directory that `chosen` means: a path, or the name of a folder in home/models."""
         if "://" in chosen:
-            _refuse(f"{chosen} is an address: colibri never downloads; fetch the model yourself, then run `colibri-convert FOLDER DEST`")
+            _refuse(f"{chosen} is an address: colibri never downloads; fetch the model, then `colibri-convert --input FOLDER --output DIR`")
         path = Path(chosen).expanduser()
         if not path.exists() and (self.models / chosen).is_dir():
             path = self.models / chosen
@@ -96,10 +96,14 @@ def check_model(path: Path) -> Path:
     if not path.exists():
         _refuse(f"no model at {path}: give a model directory made by `colibri-convert`")
     if path.is_file():
-        hint = f"`colibri-convert {path} DEST` makes one of a GGUF file" if path.suffix == ".gguf" else "give the folder, not a file"
+        hint = (
+            f"`colibri-convert --input {path} --output DIR` makes one of a GGUF file"
+            if path.suffix == ".gguf"
+            else "give the folder, not a file"
+        )
         _refuse(f"{path} is a file, expected a model directory: {hint}")
     if (path / "config.json").is_file() or any(path.glob("*.safetensors")):
-        _refuse(f"{path} is not converted yet (no colibri.json): run `colibri-convert {path} DEST`")
+        _refuse(f"{path} is not converted yet (no colibri.json): run `colibri-convert --input {path} --output DIR`")
     _refuse(f"{path} is not a model directory (no colibri.json): give one made by `colibri-convert`")
 
 

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from typing import TextIO
 
-from .text import neutralise
+from .text import neutralise, readable_bytes
 
 REDRAW_S = 0.1
 PLAIN_LINE_S = 10.0
@@ -64,8 +64,11 @@ class ProgressLine:
 
 
 def describe(stage: str, done: int, total: int) -> str:
-    """'reading weights 3/24 (12 %)'; without the share when the total is unknown."""
-    return f"{stage} {done}/{total} ({100 * done // total} %)" if total > 0 else f"{stage} {done}" if done else f"{stage} …"
+    """'reading weights 3/24 (12 %)'; without the share when the total is unknown. A total of a million and more is one of bytes."""
+    if total <= 0:
+        return f"{stage} {done}" if done else f"{stage} …"
+    numbers = f"{done}/{total}" if total < 1_000_000 else f"{readable_bytes(done)} of {readable_bytes(total)}"
+    return f"{stage} {numbers} ({100 * done // total} %)"
 
 
 def _fit(text: str, columns: int) -> str:

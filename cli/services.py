@@ -35,10 +35,10 @@ def _perplexity(engine: Any, token_ids: list[int], context_length: int, **option
     return perplexity(engine, token_ids, context_length, **options)
 
 
-def _verify(path: Path) -> Any:
+def _verify(path: Path, on_progress: Callable[[str, int, int], None]) -> Any:
     from libcolibri.format import verify
 
-    return verify(path)
+    return verify(path, on_progress)
 
 
 def _read_manifest(path: Path) -> Any:
@@ -61,7 +61,7 @@ class Services:
     open_embedder: Callable[[Path], Any] = _open_embedder
     open_knowledge_base: Callable[..., Any] = _open_knowledge_base
     perplexity: Callable[..., Any] = _perplexity
-    verify: Callable[[Path], Any] = _verify
+    verify: Callable[..., Any] = _verify
     read_manifest: Callable[[Path], Any] = _read_manifest
     sampling: Callable[..., Any] = _sampling
     home: Home = field(default_factory=Home.from_environment)

@@ -7,12 +7,12 @@ import json
 import re
 from typing import Any
 
-_REPLACED = (
+_REPLACED: dict[int, str | None] = (
     {code: chr(0x2400 + code) for code in range(0x20) if chr(code) not in "\n\t\r"}  # ESC becomes its visible picture, and so on
     | {0x0D: None, 0x7F: "\u2421"}  # a lone carriage return would overwrite what stands before it
-    | {code: "\ufffd" for code in range(0x80, 0xA0)}  # the 8-bit forms of escape sequences
-    | {code: "\ufffd" for code in (*range(0x202A, 0x202F), *range(0x2066, 0x206A), 0x200E, 0x200F, 0x061C)}  # direction overrides
-    | {code: "\ufffd" for code in range(0xD800, 0xE000)}  # lone surrogates (undecodable file names) cannot be written as UTF-8
+    | dict.fromkeys(range(0x80, 0xA0), "\ufffd")  # the 8-bit forms of escape sequences
+    | dict.fromkeys((*range(0x202A, 0x202F), *range(0x2066, 0x206A), 0x200E, 0x200F, 0x061C), "\ufffd")  # direction overrides
+    | dict.fromkeys(range(0xD800, 0xE000), "\ufffd")  # lone surrogates (undecodable file names) cannot be written as UTF-8
     | {0x2028: "\n", 0x2029: "\n"}
 )
 _JSON_ESCAPED = {code: f"\\u{code:04x}" for code, seen in _REPLACED.items() if code >= 0x7F and seen is not None}

@@ -13,7 +13,6 @@ from ..errors import reports_errors
 from ..options import command, json_option
 from ..services import Services
 from ..text import neutralise, readable_bytes, to_json
-from .verify import describe_files
 
 SHAPE_KEYS = (
     "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim", "intermediate_size",
@@ -40,33 +39,37 @@ def info(ctx: click.Context, model: str, as_json: bool) -> None:
 
 
 def summarise(path: Path, manifest: Any) -> dict[str, Any]:
-    """The manifest's facts, in the order in which they are shown."""
-    files = describe_files(manifest)
-    types = Counter(entry["type"] for entry in manifest.tensors.values())
+    """The manifest's facts, in the order in which they are shown; what is not there is left out."""
+    types = Counter(entry.type for entry in manifest.tensors.values())
     facts: dict[str, Any] = {
         "model": str(path),
         "kind": manifest.kind,
         "family": manifest.family,
         "format": manifest.format_version,
-        "quantization": (manifest.quantization or {}).get("recipe"),
-        "size": readable_bytes(sum(files.values())),
-        "files": len(files),
+        "quantization": manifest.quantization.get("recipe"),
+        "size": readable_bytes(sum(entry.bytes for entry in manifest.files.values())),
+        "files": len(manifest.files),
         "tensor types": ", ".join(f"{count} x {name}" for name, count in types.most_common()),
+        "expert layers": _experts(manifest.experts),
     }
-    facts |= {key: manifest.config[key] for key in SHAPE_KEYS if manifest.config.get(key) is not None}
-    facts |= {"expert layers": _experts(manifest.experts), "tokenizer": (manifest.tokenizer or {}).get("file")}
-    facts |= {"source": (manifest.source or {}).get("name"), "converter": manifest.converter_version}
+    facts |= {key: manifest.config.get(key) for key in SHAPE_KEYS}
+    facts |= {"tokenizer": (manifest.tokenizer or {}).get("file"), "source": manifest.source.get("name")}
+    facts |= {"converter": manifest.converter_version}
     return {name: value for name, value in facts.items() if value is not None}
 
 
-def _experts(experts: dict[str, Any] | None) -> str | None:
-    """'24 layers, 60 experts of 8.3 MB (q4_k, q4_k, q6_k)', from the first layer's entry."""
-    if not experts:
-        return None
-    first = next(iter(experts.values()))
-    types = ", ".join(first[part]["type"] for part in ("gate_proj", "up_proj", "down_proj"))
-    return f"{len(experts)} layers, {first['num_experts']} experts of {readable_bytes(first['expert_bytes'])} ({types})"
+def _experts(experts: dict[int, Any]) -> str | None:
+    """'24 layers of 60 experts, 8.3 MB each (q4_k, q4_k, q6_k)'; widths may differ by layer, so each kind of layer is listed."""
+    kinds = Counter(
+        (entry.num_experts, entry.expert_bytes, entry.gate_proj.type, entry.up_proj.type, entry.down_proj.type)
+        for entry in experts.values()
+    )
+    parts = [
+        f"{layers} layers of {count} experts, {readable_bytes(size)} each ({gate}, {up}, {down})"
+        for (count, size, gate, up, down), layers in kinds.items()
+    ]
+    return "; ".join(parts) or None
 
 
 def _readable(value: Any) -> str:
-    return f"{value}" if not isinstance(value, list) else ", ".join(map(str, value))
+    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)

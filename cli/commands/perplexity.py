@@ -22,7 +22,9 @@ from .run import parse_token_ids
 @click.argument("model")
 @click.argument("textfile", type=click.Path(exists=True, dir_okay=False, allow_dash=True))
 @memory_options
-@click.option("--ctx", "context_length", type=click.IntRange(min=2), default=512, show_default=True, metavar="N", help="Tokens in a window.")
+@click.option(
+    "--ctx", "context_length", type=click.IntRange(min=2), default=512, show_default=True, metavar="N", help="Tokens in a window."
+)
 @click.option("--stride", type=click.IntRange(min=1), metavar="N", help="Tokens from one window's start to the next.  [default: a window]")
 @json_option
 @click.pass_context

@@ -39,9 +39,9 @@ def run(ctx: click.Context, model: str, **options: Any) -> None:
     A model without a tokenizer takes token ids (1 2 3) and prints token ids.
     """
     services = ctx.obj or Services()
-    sampling = services.sampling(**take_sampling(options))  # wrong values are refused before the model is loaded
-    text = read_prompt(options["prompt"], sys.stdin)
     path = services.home.model(model)
+    text = read_prompt(options["prompt"], sys.stdin)
+    sampling = services.sampling(**take_sampling(options))  # wrong values are refused before the model is loaded
     with ProgressLine(sys.stderr) as progress:
         engine = services.open_engine(path, on_progress=progress.report, **engine_arguments(options))
         progress.clear()

@@ -4,7 +4,6 @@ In: a model directory.  Out: one line, exit code 0 if nothing differs.
 """
 
 import sys
-from typing import Any
 
 import click
 
@@ -12,7 +11,7 @@ from ..errors import reports_errors
 from ..options import command, json_option
 from ..progress import ProgressLine
 from ..services import Services
-from ..text import to_json
+from ..text import neutralise, readable_bytes, to_json
 
 
 @command(name="verify")
@@ -25,13 +24,9 @@ def verify(ctx: click.Context, model: str, as_json: bool) -> None:
     services = ctx.obj or Services()
     path = services.home.model(model)
     with ProgressLine(sys.stderr) as progress:
-        progress.note(f"reading {path} …")
-        services.verify(path)
-    files = describe_files(services.read_manifest(path))
-    message = {"model": str(path), "files": len(files), "bytes": sum(files.values()), "verified": True}
-    click.echo(to_json(message) if as_json else f"{path}: {len(files)} files, {message['bytes']} bytes, all as recorded")
-
-
-def describe_files(manifest: Any) -> dict[str, int]:
-    """File name -> size in bytes, as the manifest records them."""
-    return {name: int(entry["bytes"]) for name, entry in manifest.files.items()}
+        manifest = services.verify(path, progress.report)
+    total = sum(entry.bytes for entry in manifest.files.values())
+    if as_json:
+        click.echo(to_json({"model": str(path), "files": len(manifest.files), "bytes": total, "verified": True}))
+    else:
+        click.echo(neutralise(f"{path}: {len(manifest.files)} files, {readable_bytes(total)}, all as recorded"))

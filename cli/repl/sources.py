@@ -1,0 +1,86 @@
+"""A retrieved passage as the conversation shows it.
+
+In: colibri_rag's Hit.  Out: Source, with a number, a place that can be opened, and each stage's rank and score.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from ..generation import stats_dict
+from ..text import one_line
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Where one search put a passage; rank 1 is best."""
+
+    name: str
+    rank: int | None  # None: this search did not find it
+    score: float | None
+
+
+@dataclass(frozen=True)
+class Source:
+    """A numbered passage of a document."""
+
+    number: int
+    path: str
+    heading: str  # 'Chapter > Section', '' without headings
+    line: int | None
+    page: int | None
+    text: str
+    score: float
+    stages: tuple[Stage, ...] = ()
+
+    @property
+    def place(self) -> str:
+        """'notes.md:12' or 'book.pdf, page 3'."""
+        if self.page is not None:
+            return f"{self.path}, page {self.page}"
+        return self.path if self.line is None else f"{self.path}:{self.line}"
+
+
+def from_hits(hits: Any) -> tuple[Source, ...]:
+    """Number hits from 1, in the order in which the prompt shows them."""
+    return tuple(_from_hit(number, hit) for number, hit in enumerate(hits, 1))
+
+
+def _from_hit(number: int, hit: Any) -> Source:
+    stages = (
+        Stage("words", hit.lexical_rank, hit.lexical_score),
+        Stage("meaning", hit.dense_rank, hit.dense_score),
+    )
+    return Source(number, hit.path, " > ".join(hit.heading_path), hit.line, getattr(hit, "page", None), hit.text, hit.score, stages)
+
+
+def as_json(source: Source, cited: bool | None = None) -> dict[str, Any]:
+    """A source for --json."""
+    facts: dict[str, Any] = {
+        "number": source.number,
+        "path": source.path,
+        "heading": source.heading,
+        "line": source.line,
+        "page": source.page,
+        "score": round(source.score, 6),
+        "text": source.text,
+    }
+    return facts if cited is None else facts | {"cited": cited}
+
+
+def turn_as_json(turn: Any) -> dict[str, Any]:
+    """A turn for --json."""
+    return {
+        "question": turn.question,
+        "answer": turn.answer,
+        "in_documents": turn.in_documents,
+        "sources": [as_json(source, source.number in turn.cited) for source in turn.sources],
+        "unknown_citations": list(turn.unknown),
+        "finish_reason": turn.finish_reason,
+        "notes": list(turn.notes),
+        "stats": stats_dict(turn.stats) if turn.stats is not None else None,
+    }
+
+
+def as_row(source: Source, cited: bool) -> list[str]:
+    """number, place, heading, for the list of sources; a star marks what the answer cites."""
+    return [f"[{source.number}]{'*' if cited else ''}", source.place, one_line(source.heading, 60)]
