@@ -5,6 +5,7 @@ A fault of our own (any other exception) keeps its traceback, because that is wh
 """
 
 import functools
+import io
 import os
 import sys
 from collections.abc import Callable
@@ -44,6 +45,9 @@ def reports_errors(function: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(function)
     def guarded(*args: Any, **kwargs: Any) -> Any:
+        for stream in (sys.stdout, sys.stderr):
+            if isinstance(stream, io.TextIOWrapper):
+                stream.reconfigure(errors="replace")  # a console of few characters shows '?', it does not end the program
         try:
             result = function(*args, **kwargs)
             sys.stdout.flush()

@@ -12,6 +12,7 @@ from .text import neutralise, readable_bytes
 
 REDRAW_S = 0.1
 PLAIN_LINE_S = 10.0
+BAR_COLUMNS = 20
 
 
 class ProgressLine:
@@ -64,11 +65,12 @@ class ProgressLine:
 
 
 def describe(stage: str, done: int, total: int) -> str:
-    """'reading weights 3/24 (12 %)'; without the share when the total is unknown. A total of a million and more is one of bytes."""
+    """'[##..] 12 %  reading weights 3/24'; without the share when the total is unknown. A total of a million and more is one of bytes."""
     if total <= 0:
         return f"{stage} {done}" if done else f"{stage} …"
     numbers = f"{done}/{total}" if total < 1_000_000 else f"{readable_bytes(done)} of {readable_bytes(total)}"
-    return f"{stage} {numbers} ({100 * done // total} %)"
+    filled = BAR_COLUMNS * min(done, total) // total
+    return f"[{'#' * filled}{'.' * (BAR_COLUMNS - filled)}] {100 * done // total:3} %  {stage} {numbers}"
 
 
 def _fit(text: str, columns: int) -> str:

@@ -29,6 +29,12 @@ def _open_knowledge_base(folder: Path, embedder: Any, create: bool = False) -> A
     return KnowledgeBase.open(folder, embedder, create=create)
 
 
+def _scope(path: str | None) -> Any:
+    from colibri_rag.scope import Scope
+
+    return None if path is None else Scope(path_prefix=path)
+
+
 def _perplexity(engine: Any, token_ids: list[int], context_length: int, **options: Any) -> Any:
     from libcolibri.perplexity import perplexity
 
@@ -60,6 +66,7 @@ class Services:
     open_engine: Callable[..., Any] = _open_engine
     open_embedder: Callable[[Path], Any] = _open_embedder
     open_knowledge_base: Callable[..., Any] = _open_knowledge_base
+    scope: Callable[[str | None], Any] = _scope
     perplexity: Callable[..., Any] = _perplexity
     verify: Callable[..., Any] = _verify
     read_manifest: Callable[[Path], Any] = _read_manifest

@@ -3,19 +3,20 @@
 In: files and folders.  Out: the knowledge base brought up to date; a report of what was added, changed, moved, removed and skipped.
 """
 
+import functools
 import sys
-from collections import Counter
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import click
 
-from ..errors import SKIPPED, reports_errors
+from ..errors import INTERRUPTED, SKIPPED, reports_errors
+from ..interrupt import cancel_on_interrupt
 from ..options import command, json_option
 from ..progress import ProgressLine
 from ..services import Services
-from ..text import neutralise, to_json
+from ..text import neutralise, one_line, to_json
 
 CHANGES = ("added", "changed", "moved", "removed")
 
@@ -53,10 +54,30 @@ def main(
         progress.note("opening the embedder …")
         with closing(services.open_embedder(model)) as encoder, closing(services.open_knowledge_base(folder, encoder, create=True)) as base:
             options = {} if collection is None else {"collection": collection}
-            report = base.ingest(list(paths), on_progress=progress.report, dry_run=dry_run, remove_missing=not keep_missing, **options)
+            with cancel_on_interrupt() as cancel:  # the document in hand is finished or left out, never half written
+                report = base.ingest(
+                    list(paths),
+                    on_progress=functools.partial(show_progress, progress),
+                    dry_run=dry_run,
+                    remove_missing=not keep_missing,
+                    cancel=cancel,
+                    **options,
+                )
     show_report(report, folder, dry_run, as_json)
+    if report.cancelled:
+        click.echo("interrupted: what is listed is kept, the next run goes on from there", err=True)
+        raise SystemExit(INTERRUPTED)
     if report.skipped:
         raise SystemExit(SKIPPED)
+
+
+def show_progress(line: ProgressLine, progress: Any) -> None:
+    """Totals are of the work to be done: first files to compare, then bytes of the documents that are new or changed."""
+    if progress.phase == "compare":
+        line.report("comparing files", progress.done_documents, progress.total_documents)
+    else:
+        counts = f"document {min(progress.done_documents + 1, progress.total_documents)} of {progress.total_documents}"
+        line.report(f"reading {counts}, {progress.n_chunks} passages,", progress.done_bytes, progress.total_bytes)
 
 
 def check_paths(paths: tuple[str, ...]) -> None:
@@ -72,20 +93,23 @@ def check_paths(paths: tuple[str, ...]) -> None:
 
 def show_report(report: Any, folder: Path, dry_run: bool, as_json: bool) -> None:
     """What was done on standard output, what was skipped on standard error, each with its reason."""
-    facts = {name: list(getattr(report, name)) for name in CHANGES}
-    skipped = [{"path": str(item.path), "reason": item.reason} for item in report.skipped]
+    facts = {name: [_change(entry) for entry in getattr(report, name)] for name in CHANGES}
     if as_json:
-        click.echo(to_json({"knowledge_base": str(folder), "dry_run": dry_run, **facts, "unchanged": report.unchanged, "skipped": skipped}))
+        reasons = {kind: [{"path": item.path, "reason": item.reason} for item in getattr(report, kind)] for kind in ("skipped", "ignored")}
+        numbers = {"unchanged": len(report.unchanged), "passages": report.n_chunks, "embedded": report.n_embedded}
+        click.echo(to_json({"knowledge_base": str(folder), "dry_run": dry_run, **facts, **numbers, **reasons}))
         return
     if dry_run:
         for name in CHANGES:
-            for path in facts[name]:
-                click.echo(neutralise(f"{name:<8} {path}"))
-    counts = ", ".join(f"{len(facts[name])} {name}" for name in CHANGES)
-    click.echo(neutralise(f"{'would be ' if dry_run else ''}{counts}, {report.unchanged} unchanged, {len(skipped)} skipped: {folder}"))
-    for item in skipped:
-        click.echo(neutralise(f"skipped {item['path']}: {item['reason']}"), err=True)
-    if len(skipped) > 10:
-        reasons = Counter(item["reason"] for item in skipped)
-        for reason, count in reasons.most_common():
-            click.echo(neutralise(f"  {count} x {reason}"), err=True)
+            for entry in facts[name]:
+                click.echo(neutralise(f"{name:<8} {entry}"))
+    counts = [f"{len(facts[name])} {name}" for name in CHANGES]
+    counts += [f"{len(report.unchanged)} unchanged", f"{len(report.skipped)} skipped", f"{len(report.ignored)} of other types ignored"]
+    click.echo(neutralise(f"{'would be: ' if dry_run else ''}{', '.join(counts)}; knowledge base {folder}"))
+    for item in report.skipped:
+        click.echo(f"skipped {one_line(item.path)}: {one_line(item.reason)}", err=True)
+
+
+def _change(entry: Any) -> str:
+    """A path, or 'old -> new' for a moved document."""
+    return entry if isinstance(entry, str) else " -> ".join(entry)

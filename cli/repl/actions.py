@@ -42,6 +42,8 @@ def open_source(state: ReplState, argument: str, renderer: Renderer) -> None:
     if source.heading:
         renderer.say(source.heading, "italic")
     renderer.passage(source.text)
+    for place in source.copies:
+        renderer.note(f"the same stands in {place}")
 
 
 def search(state: ReplState, argument: str, renderer: Renderer) -> None:
@@ -59,11 +61,13 @@ def why(state: ReplState, argument: str, renderer: Renderer) -> None:
     rows = [[f"[{source.number}]", source.place, *map(_stage, source.stages), f"{source.score:.4f}"] for source in chosen]
     renderer.say(f"Found for: {state.found_for}")
     renderer.table(headings, rows, numeric=range(2, len(headings)))
-    renderer.note("rank (score) in each search; together: reciprocal rank fusion of the ranks")
+    renderer.note("rank (score) in each search; coverage: share of the question's words; together: reciprocal rank fusion of the ranks")
 
 
 def _stage(stage: Stage) -> str:
-    return "-" if stage.rank is None else f"{stage.rank}" if stage.score is None else f"{stage.rank} ({stage.score:.3f})"
+    if stage.score is None:
+        return "-" if stage.rank is None else str(stage.rank)
+    return f"{stage.score:.2f}" if stage.name == "coverage" else f"{stage.rank or '-'} ({stage.score:.3f})"
 
 
 def scope(state: ReplState, argument: str, renderer: Renderer) -> None:
@@ -201,7 +205,10 @@ def _read_conversation(path: Path) -> tuple[list[Turn], str | None]:
 
 
 def _turn(entry: dict[str, Any]) -> Turn:
-    sources = tuple(Source(**source | {"stages": tuple(Stage(**stage) for stage in source["stages"])}) for source in entry["sources"])
+    sources = tuple(
+        Source(**source | {"stages": tuple(Stage(**stage) for stage in source["stages"]), "copies": tuple(source["copies"])})
+        for source in entry["sources"]
+    )
     lists = {name: tuple(entry[name]) for name in ("cited", "unknown", "notes")}
     return Turn(**entry | lists | {"sources": sources})
 

@@ -113,7 +113,7 @@ def answer(state: ReplState, question: str, gathered: Answer, cancel: Event) -> 
         session = WatchedSession(state.session, gathered.on_step)
         options = {"max_tokens": state.max_tokens} if state.max_tokens else {}
         events = state.knowledge_base.ask(
-            session, question, history=state.history(), sampling=sampling, cancel=cancel, scope=state.scope, **options
+            session, question, history=state.history(), sampling=sampling, cancel=cancel, scope=state.services.scope(state.scope), **options
         )
         for event in events:
             take_event(event, gathered)
@@ -201,7 +201,7 @@ def show_cited(turn: Turn, renderer: Renderer) -> None:
 
 def search(state: ReplState, query: str, renderer: Renderer, limit: int = 8) -> None:
     """Show what the searches find, without any language model."""
-    sources = from_hits(state.knowledge_base.search(query, limit=limit, scope=state.scope))
+    sources = from_hits(state.knowledge_base.search(query, limit=limit, scope=state.services.scope(state.scope)))
     state.found, state.found_for = sources, query
     if not sources:
         renderer.say(f"nothing found{f' under {state.scope}' if state.scope else ''}")

@@ -15,8 +15,8 @@ class Stage:
     """Where one search put a passage; rank 1 is best."""
 
     name: str
-    rank: int | None  # None: this search did not find it
-    score: float | None
+    rank: int | None  # None: this search did not find it, or does not rank
+    score: float | None  # None: not known
 
 
 @dataclass(frozen=True)
@@ -31,6 +31,7 @@ class Source:
     text: str
     score: float
     stages: tuple[Stage, ...] = ()
+    copies: tuple[str, ...] = ()  # places that say the same and were left out
 
     @property
     def place(self) -> str:
@@ -46,11 +47,15 @@ def from_hits(hits: Any) -> tuple[Source, ...]:
 
 
 def _from_hit(number: int, hit: Any) -> Source:
+    document, chunk = hit.document, hit.chunk
     stages = (
-        Stage("words", hit.lexical_rank, hit.lexical_score),
-        Stage("meaning", hit.dense_rank, hit.dense_score),
+        Stage("words", hit.lexical_rank, hit.bm25),
+        Stage("meaning", hit.vector_rank, hit.cosine),
+        Stage("coverage", None, hit.coverage),
     )
-    return Source(number, hit.path, " > ".join(hit.heading_path), hit.line, getattr(hit, "page", None), hit.text, hit.score, stages)
+    copies = tuple(f"{path}:{line}" for path, line in hit.repeated_in)
+    page = getattr(chunk, "page", None)  # documents without pages have chunks without
+    return Source(number, document.path, " > ".join(chunk.heading_path), chunk.line, page, chunk.text, hit.score, stages, copies)
 
 
 def as_json(source: Source, cited: bool | None = None) -> dict[str, Any]:

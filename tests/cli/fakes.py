@@ -123,7 +123,7 @@ class FakeServices:
                 on_progress("reading weights", 1, 2)
             return self.engine
 
-        replaced.setdefault("sampling", FakeSampling)
+        replaced = {"sampling": FakeSampling, "scope": lambda path: path} | replaced
         return Services(
             open_engine=open_engine,
             open_embedder=lambda path: SimpleNamespace(close=lambda: None),
@@ -147,30 +147,34 @@ def make_home(folder: Path, *, chat: bool = True, embed: bool = True, kb: bool =
     return folder
 
 
-@dataclass(frozen=True)
-class FakeHit:
-    path: str
-    text: str
-    heading_path: tuple[str, ...] = ()
-    line: int = 1
-    score: float = 0.03
-    lexical_rank: int | None = 1
-    lexical_score: float | None = 4.5
-    dense_rank: int | None = None
-    dense_score: float | None = None
+def fake_hit(
+    path: str, text: str, heading_path: tuple[str, ...] = (), line: int = 1, cosine: float | None = None, copies: Any = ()
+) -> SimpleNamespace:
+    """A hit of the word search; of the vector search too when it has a cosine."""
+    return SimpleNamespace(
+        document=SimpleNamespace(path=path),
+        chunk=SimpleNamespace(text=text, heading_path=heading_path, line=line),
+        score=0.03,
+        lexical_rank=1,
+        bm25=4.5,
+        vector_rank=None if cosine is None else 1,
+        cosine=cosine,
+        coverage=0.5,
+        repeated_in=copies,
+    )
 
 
 class FakeKnowledgeBase:
     """Finds the same hits for everything; answers with the session's reply."""
 
-    def __init__(self, *hits: FakeHit, answered: bool = True, report: Any = None):
+    def __init__(self, *hits: Any, answered: bool = True, report: Any = None):
         self.hits, self.answered, self.report = list(hits), answered, report
         self.asked: list[dict[str, Any]] = []
         self.searched: list[tuple[str, Any]] = []
         self.ingested: list[dict[str, Any]] = []
         self.closed = False
 
-    def search(self, query: str, limit: int = 8, scope: Any = None) -> list[FakeHit]:
+    def search(self, query: str, limit: int = 8, scope: Any = None) -> list[Any]:
         self.searched.append((query, scope))
         return self.hits[:limit]
 
@@ -183,7 +187,7 @@ class FakeKnowledgeBase:
         yield SimpleNamespace(result=SimpleNamespace(answered=self.answered, notes=()))
 
     def documents(self) -> list[Any]:
-        return [SimpleNamespace(path=hit.path) for hit in self.hits]
+        return [hit.document for hit in self.hits]
 
     def ingest(self, paths: Any, on_progress: Any = None, **options: Any) -> Any:
         self.ingested.append({"paths": paths, **options})

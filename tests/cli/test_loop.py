@@ -10,14 +10,14 @@ from colibri_cli.repl.editor import Editor, PipeReader
 from colibri_cli.repl.loop import run_loop
 from colibri_cli.repl.render import Renderer
 from colibri_cli.repl.state import ReplState
-from fakes import INTERRUPT, FakeEngine, FakeHit, FakeKnowledgeBase, FakeSampling, FakeServices, make_home
+from fakes import INTERRUPT, FakeEngine, FakeKnowledgeBase, FakeSampling, FakeServices, fake_hit, make_home
 from prompt_toolkit.input import create_pipe_input
 from prompt_toolkit.output import DummyOutput
 from rich.console import Console
 
 HITS = (
-    FakeHit("notes/cpu.md", "The cache holds experts.\nIt is in memory.", ("Engine", "Cache"), 12),
-    FakeHit("notes/disk.md", "Experts are read from disk.", (), 3, dense_rank=1, dense_score=0.81),
+    fake_hit("notes/cpu.md", "The cache holds experts.\nIt is in memory.", ("Engine", "Cache"), 12),
+    fake_hit("notes/disk.md", "Experts are read from disk.", (), 3, cosine=0.81, copies=(("old.md", 4),)),
 )
 
 
@@ -150,11 +150,12 @@ def test_help_lists_what_can_be_done_now(home: Path) -> None:
 
 def test_sources_open_and_why(home: Path) -> None:
     talk = Conversation(home, ["Here [2]."])
-    screen = talk.keys("where", "/sources", "/open 1", "/why", "/why 2", "/open 9", "/open")
+    screen = talk.keys("where", "/sources", "/open 1", "/open 2", "/why", "/why 2", "/open 9", "/open")
     assert re.search(r"\[2\]\*\s+notes/disk.md:3", screen) and re.search(r"\[1\]\s+notes/cpu.md:12", screen)
     assert "  The cache holds experts.\n  It is in memory.\n" in screen
+    assert "the same stands in old.md:4" in screen
     assert "Found for: where" in screen
-    assert re.search(r"\[2\]\s+notes/disk.md:3\s+1 \(4\.500\)\s+1 \(0\.810\)\s+0\.0300", screen)
+    assert re.search(r"\[2\]\s+notes/disk.md:3\s+1 \(4\.500\)\s+1 \(0\.810\)\s+0\.50\s+0\.0300", screen)
     assert "'9' is not the number of a source, expected 1 to 2" in screen
     assert "which one? /open N" in screen
 
@@ -231,7 +232,7 @@ def test_quit_leaves_at_once(home: Path) -> None:
 
 def test_escape_sequences_never_reach_the_terminal(home: Path) -> None:
     talk = Conversation(home, ["evil \x1b]0;title\x07 \x1b", "[2J \x9b31m \u202egnp.exe \r end"])
-    talk.knowledge_base.hits = [FakeHit("a\x1b[31m.md", "text \x1b[2J here", ("He\x07ad",), 1)]
+    talk.knowledge_base.hits = [fake_hit("a\x1b[31m.md", "text \x1b[2J here", ("He\x07ad",), 1)]
     screen = talk.keys("q", "/sources", "/open 1", "/search x", "/why")
     assert not set("\x1b\x07\x9b\u202e\r") & set(screen)
     assert "␛]0;title␇" in screen
