@@ -17,16 +17,16 @@ def _open_engine(path: Path, **options: Any) -> Any:
     return Engine.open(path, **options)
 
 
-def _open_embedder(path: Path) -> Any:
-    from colibri_rag.embedder import EncoderEmbedder
+def _open_encoder(path: Path) -> Any:
+    from libcolibri.encoder import Encoder
 
-    return EncoderEmbedder.open(path)
+    return Encoder.open(path)
 
 
-def _open_knowledge_base(folder: Path, embedder: Any, create: bool = False) -> Any:
-    from colibri_rag.knowledge_base import KnowledgeBase
+def _open_knowledge_base(folder: Path, encoder: Any, create: bool = False) -> Any:
+    from colibri_rag import EncoderEmbedder, KnowledgeBase
 
-    return KnowledgeBase.open(folder, embedder, create=create)
+    return KnowledgeBase.open(folder, EncoderEmbedder(encoder), create=create)
 
 
 def _scope(path: str | None) -> Any:
@@ -64,7 +64,7 @@ class Services:
     """The functions behind the commands, and the user's folder."""
 
     open_engine: Callable[..., Any] = _open_engine
-    open_embedder: Callable[[Path], Any] = _open_embedder
+    open_encoder: Callable[[Path], Any] = _open_encoder
     open_knowledge_base: Callable[..., Any] = _open_knowledge_base
     scope: Callable[[str | None], Any] = _scope
     perplexity: Callable[..., Any] = _perplexity

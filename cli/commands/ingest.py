@@ -52,7 +52,7 @@ def main(
     model = services.home.embedder(embedder)
     with ProgressLine(sys.stderr) as progress:
         progress.note("opening the embedder …")
-        with closing(services.open_embedder(model)) as encoder, closing(services.open_knowledge_base(folder, encoder, create=True)) as base:
+        with closing(services.open_encoder(model)) as encoder, closing(services.open_knowledge_base(folder, encoder, create=True)) as base:
             options = {} if collection is None else {"collection": collection}
             with cancel_on_interrupt() as cancel:  # the document in hand is finished or left out, never half written
                 report = base.ingest(

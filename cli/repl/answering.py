@@ -3,9 +3,9 @@
 In: the state and a question.  Out: the answer rendered while it is written, and a Turn added to the state.
 """
 
-import re
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from threading import Event
 from typing import Any
 
@@ -13,32 +13,11 @@ from ..generation import stats_line
 from ..interrupt import cancel_on_interrupt
 from ..progress import ProgressLine
 from ..text import one_line
-from .render import CITATION, Renderer
-from .sources import Source, as_row, from_hits
+from .render import Renderer
+from .sources import as_row, from_hits, from_result
 from .state import ReplState, Turn
 
 EXCERPT = 160
-NOT_IN_DOCUMENTS = "The documents do not say."
-
-
-class WatchedSession:
-    """A session that reports each step to `on_step`, so that prefill progress and timing are seen whoever drives it."""
-
-    def __init__(self, session: Any, on_step: Callable[[Any], None]):
-        self._session, self._on_step = session, on_step
-
-    def generate(self, *args: Any, **options: Any) -> Iterator[Any]:
-        """Session.generate, observed."""
-        steps = self._session.generate(*args, **options)
-        try:
-            for step in steps:
-                self._on_step(step)
-                yield step
-        finally:
-            steps.close()
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._session, name)
 
 
 class Answer:
@@ -48,88 +27,105 @@ class Answer:
     ----------
     show : callable
         Called with each piece of text.
-    found : callable
-        Called with the sources, before the first piece.
+    progress : ProgressLine
+        Shows the search and the reading of the prompt; cleared before the first piece.
     """
 
-    def __init__(self, show: Callable[[str], None], found: Callable[[tuple[Source, ...]], None], progress: ProgressLine):
-        self._show, self._found, self._progress = show, found, progress
-        self.pieces: list[str] = []
-        self.sources: tuple[Source, ...] = ()
-        self.result: Any = None
-        self.step: Any = None
+    def __init__(self, question: str, show: Callable[[str], None], progress: ProgressLine):
+        self.question = question
+        self._show, self._progress = show, progress
+        self._pieces: list[str] = []
+        self._hits: Any = ()
+        self._stats: Any = None
+        self._finish_reason: str | None = None
+        self._result: Any = None
 
-    def on_step(self, step: Any) -> None:
-        """Keep the latest facts; show how far the prompt was read."""
-        self.step = step
-        if step.token_id is None and not step.text and step.finish_reason is None:
-            stats = step.stats
-            self._progress.report("reading the sources, tokens", stats.prefilled_tok + stats.reused_tok, stats.prompt_tok)
+    def take_event(self, event: Any) -> None:
+        """One of colibri_rag's events, told apart by what it carries."""
+        if hasattr(event, "hits"):
+            self._hits = event.hits
+        elif hasattr(event, "stats"):
+            self._read(event.stats)
+        elif hasattr(event, "text"):
+            self._write(event.text)
         else:
-            self._progress.clear()
+            self._result = event.result
+            self._stats, self._finish_reason = event.result.generation, event.result.finish_reason
 
-    def retrieved(self, hits: Any) -> None:
-        """The sources are known."""
-        self._progress.clear()
-        self.sources = from_hits(hits)
-        self._found(self.sources)
+    def take_step(self, step: Any) -> None:
+        """One of the engine's steps, when it is asked without documents."""
+        self._stats, self._finish_reason = step.stats, step.finish_reason
+        if step.token_id is None and not step.text and step.finish_reason is None:
+            self._read(step.stats)
+        else:
+            self._write(step.text)
 
-    def text(self, piece: str) -> None:
-        """Another piece of the answer."""
+    def _read(self, stats: Any) -> None:
+        self._stats = stats
+        self._progress.report("reading the question and its sources, tokens", stats.prefilled_tok + stats.reused_tok, stats.prompt_tok)
+
+    def _write(self, piece: str) -> None:
         if piece:
             self._progress.clear()
-            self.pieces.append(piece)
+            self._pieces.append(piece)
             self._show(piece)
 
-    def turn(self, question: str, with_documents: bool) -> Turn:
-        """The finished turn."""
-        text = "".join(self.pieces)
-        numbers = (
-            {int(number) for citation in CITATION.findall(text) for number in re.findall(r"\d+", citation)} if with_documents else set()
-        )
-        known = {source.number for source in self.sources}
+    def turn(self) -> Turn:
+        """The finished turn; without a result (stopped for good) nothing in it is checked."""
+        result, text = self._result, "".join(self._pieces)
+        if result is None:
+            return Turn(self.question, text, from_hits(self._hits), finish_reason=self._finish_reason, stats=self._stats)
         return Turn(
-            question,
+            self.question,
             text,
-            sources=self.sources,
-            cited=tuple(sorted(numbers & known)),
-            unknown=tuple(sorted(numbers - known)),
-            in_documents=not with_documents or self.result is None or bool(self.result.answered),
-            finish_reason=self.step.finish_reason if self.step else None,
-            stats=self.step.stats if self.step else None,
-            notes=tuple(self.result.notes) if self.result is not None else (),
+            sources=from_result(self._hits, result),
+            cited=tuple(citation.number for citation in result.citations),
+            unknown=tuple(result.unknown_citations),
+            uncited=result.uncited,
+            in_documents=not result.unanswerable,
+            finish_reason=self._finish_reason,
+            stats=self._stats,
+            notes=tuple(notes_of(result.retrieval)),
         )
 
 
-def answer(state: ReplState, question: str, gathered: Answer, cancel: Event) -> Turn:
-    """Answer `question` with what the state has open, and keep the turn."""
+def notes_of(retrieval: Any) -> Iterator[str]:
+    """What did not fit into the context, in words."""
+    if retrieval.n_left_out:
+        yield f"{retrieval.n_left_out} of the passages found did not fit into the context: a larger --ctx holds more"
+    if retrieval.dropped_history:
+        yield f"{retrieval.dropped_history} earlier messages did not fit into the context: /reset begins anew"
+
+
+def answer(state: ReplState, gathered: Answer, cancel: Event) -> None:
+    """Answer with what the state has open; `gathered` takes it in."""
     sampling = state.services.sampling(**state.sampling)
     if state.knowledge_base is None:
-        messages = [*state.history(), {"role": "user", "content": question}]
+        messages = [*state.history(), {"role": "user", "content": gathered.question}]
         for step in state.session.generate(messages, sampling, max_tokens=state.max_tokens, cancel=cancel):
-            gathered.on_step(step)
-            gathered.text(step.text)
-    else:
-        session = WatchedSession(state.session, gathered.on_step)
-        options = {"max_tokens": state.max_tokens} if state.max_tokens else {}
-        events = state.knowledge_base.ask(
-            session, question, history=state.history(), sampling=sampling, cancel=cancel, scope=state.services.scope(state.scope), **options
-        )
-        for event in events:
-            take_event(event, gathered)
-    turn = gathered.turn(question, state.knowledge_base is not None)
+            gathered.take_step(step)
+        return
+    options: dict[str, Any] = {"history": state.history(), "sampling": sampling, "scope": state.services.scope(state.scope)}
+    if state.max_tokens:
+        options["max_tokens"] = state.max_tokens
+    for event in state.knowledge_base.ask(state.session, gathered.question, cancel=cancel, **options):
+        gathered.take_event(event)
+
+
+def gather(state: ReplState, question: str, show: Callable[[str], None]) -> Turn:
+    """Answer and keep the turn. Ctrl-C stops the answer; what was written is kept and marked as stopped."""
+    with ProgressLine(sys.stderr) as progress, cancel_on_interrupt() as cancel:
+        progress.note("searching the documents …" if state.knowledge_base is not None else "reading …")
+        gathered = Answer(question, show, progress)
+        try:
+            answer(state, gathered, cancel)
+        except KeyboardInterrupt:  # a second Ctrl-C: the work did not listen
+            cancel.set()
+    turn = gathered.turn()
+    if cancel.is_set() and turn.finish_reason != "stop":
+        turn = replace(turn, finish_reason="cancelled")
     state.keep(turn)
     return turn
-
-
-def take_event(event: Any, gathered: Answer) -> None:
-    """Sort one of colibri_rag's events by what it carries."""
-    if hasattr(event, "hits"):
-        gathered.retrieved(event.hits)
-    elif hasattr(event, "text"):
-        gathered.text(event.text)
-    else:
-        gathered.result = event.result
 
 
 def ask(state: ReplState, question: str, renderer: Renderer) -> None:
@@ -141,62 +137,40 @@ def ask(state: ReplState, question: str, renderer: Renderer) -> None:
 
 
 def answer_aloud(state: ReplState, question: str, renderer: Renderer) -> Turn:
-    """Answer on the screen. Ctrl-C stops the answer; what was written is kept and marked."""
-    writer: Any = renderer.answer(())
-
-    def found(sources: tuple[Source, ...]) -> None:
-        nonlocal writer
-        writer = renderer.answer(source.number for source in sources)
-
-    with ProgressLine(sys.stderr) as progress, cancel_on_interrupt() as cancel:
-        progress.note("searching the documents …" if state.knowledge_base is not None else "reading …")
-        gathered = Answer(lambda piece: writer.push(piece), found, progress)
-        try:
-            turn = answer(state, question, gathered, cancel)
-        except KeyboardInterrupt:  # a second Ctrl-C: the work did not listen
-            turn = gathered.turn(question, state.knowledge_base is not None)
-            state.keep(turn)
-            cancel.set()
-        finally:
-            progress.clear()
-            writer.close()
-    conclude(turn, renderer, stopped=cancel.is_set())
+    """Answer on the screen, with what stands below the answer."""
+    writer = renderer.answer(cites=state.knowledge_base is not None)
+    try:
+        turn = gather(state, question, writer.push)
+    finally:
+        writer.close()
+    conclude(turn, renderer)
     return turn
 
 
 def answer_quietly(state: ReplState, question: str) -> Turn:
     """Answer without showing anything but progress, for --json."""
-    with ProgressLine(sys.stderr) as progress, cancel_on_interrupt() as cancel:
-        progress.note("searching the documents …" if state.knowledge_base is not None else "reading …")
-        return answer(state, question, Answer(lambda piece: None, lambda sources: None, progress), cancel)
+    return gather(state, question, lambda piece: None)
 
 
-def conclude(turn: Turn, renderer: Renderer, stopped: bool) -> None:
+def conclude(turn: Turn, renderer: Renderer) -> None:
     """What stands below an answer: marks, sources, timing."""
-    if stopped or turn.finish_reason == "cancelled":
+    if turn.finish_reason == "cancelled":
         renderer.note("[stopped: this answer is not complete]")
     elif turn.finish_reason == "length":
         renderer.note("[cut at the token limit: /set max-tokens N, or a larger --ctx]")
-    if not turn.in_documents and not turn.answer:
-        renderer.say(NOT_IN_DOCUMENTS)
     if turn.unknown:
         numbers = ", ".join(f"[{number}]" for number in turn.unknown)
         renderer.note(f"The answer cites {numbers}, which {'is' if len(turn.unknown) == 1 else 'are'} not among the sources.")
     for remark in turn.notes:
         renderer.note(remark)
-    show_cited(turn, renderer)
-    if turn.stats is not None:
-        renderer.note(stats_line(turn.stats))
-
-
-def show_cited(turn: Turn, renderer: Renderer) -> None:
-    """The cited sources with their places; all of them when the answer cites none."""
     shown = [source for source in turn.sources if source.number in turn.cited]
-    if not shown and turn.sources and turn.in_documents:
-        renderer.note("The answer cites no source; these were given to the model:")
+    if turn.uncited:
+        renderer.note("The answer cites no source, so nothing in it is checked. The model was given:")
         shown = list(turn.sources)
     if shown:
         renderer.table(("", "source", "section"), [as_row(source, False) for source in shown])
+    if turn.stats is not None:
+        renderer.note(stats_line(turn.stats))
 
 
 def search(state: ReplState, query: str, renderer: Renderer, limit: int = 8) -> None:

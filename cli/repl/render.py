@@ -18,10 +18,11 @@ from rich.text import Text
 
 from ..text import neutralise, one_line
 
-CITATION = re.compile(r"\[\d+(?:\s*,\s*\d+)*\]")
-_INLINE = re.compile(r"(\*\*|`|\[\d+(?:\s*,\s*\d+)*\])")
-_OPEN_CITATION = re.compile(r"\[\d+(?:\s*,\s*\d+)*\s*,?$")  # '[1,' must not be taken for a finished word
-_HANGING = "。，、；：？！）》」』】”’"  # may stand in the last two columns, must not begin a row
+_CITATION = re.compile(r"[\[【［][\d\s,，、;-]+\??[\]】］]")  # a number that is no source's ends in a question mark
+_INLINE = re.compile(rf"(\*\*|`|{_CITATION.pattern})")
+_OPEN_CITATION = re.compile(r"[\[【［][\d\s,，、;-]+$")  # '[1,' must not be taken for a finished word
+_CLOSING = "。，、；：？！）》」』】］〉…—～”’"
+_OPENING = "（《「『【［〈“‘"
 _BULLET = re.compile(r"[-*+•]$|\d{1,3}[.)]$")
 
 
@@ -32,12 +33,12 @@ class AnswerWriter:
     ----------
     console : Console
         A terminal; its width is asked for at every word, so that a resized window wraps right from the next word on.
-    known : set[int]
-        Source numbers that exist; a citation of another number is shown as '[9?]' in red.
+    cites : bool
+        Whether [1] is a citation: known ones are highlighted, '[9?]' (no such source) is red.
     """
 
-    def __init__(self, console: Console, known: Iterable[int] = ()):
-        self._console, self._known = console, set(known)
+    def __init__(self, console: Console, cites: bool = True):
+        self._console, self._cites = console, cites
         self._word = ""  # what came since the last space
         self._spaces = 0  # spaces before it
         self._column = 0
@@ -60,11 +61,9 @@ class AnswerWriter:
                 self._word += character
             elif character == " ":
                 self._space()
-            elif cell_len(character) == 2:
-                self._take_word()
-                self._word = character
-                self._take_word()
             else:
+                if not self._joins(character):
+                    self._take_word()
                 self._word += character
                 if self._first and self._word == "|" and not self._spaces:
                     self._in_table = True
@@ -74,6 +73,13 @@ class AnswerWriter:
         if self._word or self._column:
             self._end_line()
         self._flush_table()
+
+    def _joins(self, character: str) -> bool:
+        """Whether a row must not end between the word so far and `character`. Wide (CJK) characters are words of their own,
+        but closing punctuation never begins a row and opening punctuation never ends one."""
+        if not self._word or character in _CLOSING or self._word[-1] in _OPENING or cell_len(character) == 0:
+            return True
+        return cell_len(self._word[-1]) < 2 and cell_len(character) < 2
 
     def _space(self) -> None:
         if _OPEN_CITATION.search(self._word) or (self._first and self._word.startswith("```")):
@@ -114,7 +120,7 @@ class AnswerWriter:
         width = sum(cell_len(text) for text, _ in pieces)
         if not width:
             return
-        limit = max(self._console.width - (0 if word in _HANGING else 2), 8)
+        limit = max(self._console.width, 8)
         if self._column + self._spaces + width > limit and self._column > self._indent:
             self._newline()
             self._pad(self._indent)
@@ -152,15 +158,11 @@ class AnswerWriter:
                 self._code = not self._code
             elif part == "**" and not self._code:
                 self._bold = not self._bold
-            elif CITATION.fullmatch(part) and not self._code:
-                pieces += self._citation(part)
+            elif self._cites and not self._code and _CITATION.fullmatch(part):
+                pieces.append((part, "bold red" if "?" in part else "bold cyan"))
             elif part:
                 pieces.append((part, "green" if self._code else f"{self._style} bold" if self._bold else self._style))
         return pieces
-
-    def _citation(self, citation: str) -> list[tuple[str, str]]:
-        numbers = [int(number) for number in re.findall(r"\d+", citation)]
-        return [(f"[{number}]", "bold cyan") if number in self._known else (f"[{number}?]", "bold red") for number in numbers]
 
     def _print_hard(self, text: str, style: str, limit: int) -> None:
         """Print a word, broken where the row ends when it is longer than a row."""
@@ -252,9 +254,9 @@ class Renderer:
         options: dict[str, Any] = {"highlight": False, "markup": False, "emoji": False}
         return cls(Console(file=out, **options), Console(file=err, **options))
 
-    def answer(self, known: Iterable[int]) -> AnswerWriter | PlainWriter:
-        """A writer for one answer that may cite the sources `known`."""
-        return AnswerWriter(self.console, known) if self.console.is_terminal else PlainWriter(self.console)
+    def answer(self, cites: bool) -> AnswerWriter | PlainWriter:
+        """A writer for one answer; `cites` says whether it stands on numbered sources."""
+        return AnswerWriter(self.console, cites) if self.console.is_terminal else PlainWriter(self.console)
 
     def say(self, text: str, style: str = "") -> None:
         """A line of the conversation itself, such as a command's result."""
@@ -289,7 +291,7 @@ class Renderer:
 
     def _print(self, console: Console, text: str, style: str) -> None:
         if console.is_terminal:
-            console.print(Text(neutralise(text), style=style))
+            console.print(Text(neutralise(text), style=style), soft_wrap=True)  # a path cut by us could not be copied
         else:  # as it is: rich would turn tabs into spaces
             console.file.write(neutralise(text) + "\n")
             console.file.flush()

@@ -1,6 +1,6 @@
 """A retrieved passage as the conversation shows it.
 
-In: colibri_rag's Hit.  Out: Source, with a number, a place that can be opened, and each stage's rank and score.
+In: colibri_rag's Hit and AnswerResult.  Out: Source, with a number, a place that can be opened, and each stage's rank and score.
 """
 
 from dataclasses import dataclass
@@ -42,8 +42,14 @@ class Source:
 
 
 def from_hits(hits: Any) -> tuple[Source, ...]:
-    """Number hits from 1, in the order in which the prompt shows them."""
+    """Number hits from 1, best first: what a search shows."""
     return tuple(_from_hit(number, hit) for number, hit in enumerate(hits, 1))
+
+
+def from_result(hits: Any, result: Any) -> tuple[Source, ...]:
+    """The sources that the model was given, under the numbers by which it cites them; all hits if it was given none."""
+    by_chunk = {hit.chunk.id: hit for hit in hits}
+    return tuple(_from_hit(source.number, by_chunk[source.chunk_id]) for source in result.sources) or from_hits(hits)
 
 
 def _from_hit(number: int, hit: Any) -> Source:

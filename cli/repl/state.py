@@ -21,6 +21,7 @@ class Turn:
     sources: tuple[Source, ...] = ()
     cited: tuple[int, ...] = ()  # source numbers the answer cites and that exist
     unknown: tuple[int, ...] = ()  # numbers it cites that do not exist
+    uncited: bool = False  # answered from documents, but citing none
     in_documents: bool = True  # False: the documents do not say
     finish_reason: str | None = None
     stats: Any = None  # GenerationStats, None when the model was not asked
@@ -35,7 +36,7 @@ class ReplState:
     engine: Any = None  # None: no chat model, searching only
     session: Any = None
     knowledge_base: Any = None  # None: chat without documents
-    embedder: Any = None
+    encoder: Any = None
     model: Path | None = None
     engine_options: dict[str, Any] = field(default_factory=dict)
     sampling: dict[str, Any] = field(default_factory=dict)  # fields of SamplingParams
@@ -61,9 +62,9 @@ class ReplState:
         self.found, self.found_for = turn.sources, turn.question
 
     def open_knowledge_base(self, folder: Path, embedder: Path) -> None:
-        """Open the embedder and the documents."""
-        self.embedder = self.services.open_embedder(embedder)
-        self.knowledge_base = self.services.open_knowledge_base(folder, self.embedder)
+        """Open the documents and the embedder they were ingested with."""
+        self.encoder = self.services.open_encoder(embedder)
+        self.knowledge_base = self.services.open_knowledge_base(folder, self.encoder)
 
     def open_model(self, path: Path, on_progress: Callable[[str, int, int], None] | None = None) -> None:
         """Load the chat model and begin a session on it."""
@@ -73,10 +74,10 @@ class ReplState:
 
     def close(self) -> None:
         """Close what is open, the engine last."""
-        for resource in (self.knowledge_base, self.embedder, self.engine):
+        for resource in (self.knowledge_base, self.encoder, self.engine):
             if resource is not None:
                 resource.close()
-        self.engine = self.session = self.knowledge_base = self.embedder = None
+        self.engine = self.session = self.knowledge_base = self.encoder = None
 
 
 def _message(role: str, content: str) -> dict[str, str]:

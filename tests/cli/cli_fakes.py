@@ -10,6 +10,8 @@ from typing import Any
 
 from colibri_cli.paths import Home
 from colibri_cli.services import Services
+from colibri_rag.answer import RetrievedEvent, refuse, stream_answer
+from colibri_rag.prompt import Prompt, Source
 
 
 @dataclass(frozen=True)
@@ -126,7 +128,7 @@ class FakeServices:
         replaced = {"sampling": FakeSampling, "scope": lambda path: path} | replaced
         return Services(
             open_engine=open_engine,
-            open_embedder=lambda path: SimpleNamespace(close=lambda: None),
+            open_encoder=lambda path: SimpleNamespace(close=lambda: None),
             open_knowledge_base=lambda folder, embedder, create=False: self.knowledge_base,
             home=Home(home),
             **replaced,
@@ -152,8 +154,8 @@ def fake_hit(
 ) -> SimpleNamespace:
     """A hit of the word search; of the vector search too when it has a cosine."""
     return SimpleNamespace(
-        document=SimpleNamespace(path=path),
-        chunk=SimpleNamespace(text=text, heading_path=heading_path, line=line),
+        document=SimpleNamespace(path=path, title=path, id=1),
+        chunk=SimpleNamespace(text=text, heading_path=heading_path, line=line, id=hash((path, line, text))),
         score=0.03,
         lexical_rank=1,
         bm25=4.5,
@@ -178,13 +180,17 @@ class FakeKnowledgeBase:
         self.searched.append((query, scope))
         return self.hits[:limit]
 
-    def ask(self, session: Any, question: str, history: Any = (), **options: Any) -> Any:
+    def ask(self, session: Any, question: str, *, history: Any = (), **options: Any) -> Any:
         self.asked.append({"question": question, "history": list(history), **options})
-        yield SimpleNamespace(hits=self.hits)
-        if self.answered:
-            for step in session.generate([{"role": "user", "content": question}], cancel=options.get("cancel")):
-                yield SimpleNamespace(text=step.text)
-        yield SimpleNamespace(result=SimpleNamespace(answered=self.answered, notes=()))
+        yield RetrievedEvent(tuple(self.hits), self.answered)
+        if not self.answered:
+            yield from refuse("en", self.hits, 0.0)
+            return
+        sources = tuple(Source(number, hit) for number, hit in enumerate(self.hits, 1))
+        prompt = Prompt([{"role": "user", "content": question}], sources, (), 0, 10, "en")
+        yield from stream_answer(
+            session, prompt, sampling=None, max_tokens=None, cancel=options.get("cancel"), search_s=0.1, n_hits=len(self.hits)
+        )
 
     def documents(self) -> list[Any]:
         return [hit.document for hit in self.hits]

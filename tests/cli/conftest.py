@@ -1,6 +1,0 @@
-"""The fakes of this folder are importable by its tests."""
-
-import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parent))
