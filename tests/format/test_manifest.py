@@ -27,7 +27,7 @@ from libcolibri.format import (
     read_manifest,
     verify,
     write_manifest,
-)  # fmt: skip
+)
 from libcolibri.safetensors_header import build_header
 
 TENSORS = {"model.embed_tokens.weight": TensorEntry("q8_0", (20, 64)), "model.norm.weight": TensorEntry("f32", (64,))}
