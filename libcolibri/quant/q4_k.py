@@ -25,6 +25,7 @@ def _search(x, scale, low):
     sum_w, sum_x, sum_xx = np.empty(16, np.float32), np.empty(16, np.float32), np.empty(16, np.float32)
     sum_q, sum_qq, sum_xq, best = np.empty(16, np.float32), np.empty(16, np.float32), np.empty(16, np.float32), np.empty(16, np.float32)
     zero, half_, two, fifteen = np.float32(0), np.float32(0.5), np.float32(2), np.float32(15)
+    degenerate = np.float32(1e-5)
     for start in range(0, x.shape[1], 16):
         for r in range(16):
             top[r], bottom[r], rms[r] = x[0, start + r], zero, zero
@@ -46,8 +47,8 @@ def _search(x, scale, low):
                 sum_xx[r] += w * v * v
         for r in range(16):
             best[r], scale[start + r], low[start + r] = np.float32(np.inf), zero, bottom[r]
-        for step in range(25):
-            levels = fifteen + np.float32(0.1) * np.float32(step - 12)
+        for step in range(STEPS):
+            levels = fifteen + np.float32(0.1) * np.float32(step - STEPS // 2)
             for r in range(16):
                 span = top[r] - bottom[r]
                 spacing[r] = levels / span if span > zero else zero
@@ -61,11 +62,12 @@ def _search(x, scale, low):
                     sum_xq[r] += w * v * q
             for r in range(16):
                 determinant = sum_w[r] * sum_qq[r] - sum_q[r] * sum_q[r]
-                if determinant > zero:
-                    a = (sum_w[r] * sum_xq[r] - sum_x[r] * sum_q[r]) / determinant
-                    b = (sum_qq[r] * sum_x[r] - sum_q[r] * sum_xq[r]) / determinant
-                    if b > zero:
-                        a, b = sum_xq[r] / sum_qq[r], zero
+                if sum_qq[r] > zero:
+                    a, b = sum_xq[r] / sum_qq[r], zero
+                    if determinant > degenerate * sum_w[r] * sum_qq[r]:  # else all codes are alike, and only a scale can be fitted
+                        shift = (sum_qq[r] * sum_x[r] - sum_q[r] * sum_xq[r]) / determinant
+                        if shift <= zero:
+                            a, b = (sum_w[r] * sum_xq[r] - sum_x[r] * sum_q[r]) / determinant, shift
                     from_a = a * (a * sum_qq[r] + two * (b * sum_q[r] - sum_xq[r]))
                     error = sum_xx[r] + from_a + b * (b * sum_w[r] - two * sum_x[r])
                     if error < best[r]:
