@@ -3,10 +3,12 @@
 In: a tokenizer file of a model directory (tokenizer.json, or a SentencePiece .model). Out: ids, text, and text as it streams.
 """
 
+import base64
 import codecs
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -14,13 +16,20 @@ import sentencepiece
 from kitoken import Kitoken
 
 from .errors import TokenizerError
-from .tokenizer_pieces import PieceTable, byte_alphabet, is_byte_level, is_byte_token
+from .sentencepiece_model import unigram_model_from_json
+from .tokenizer_pieces import PieceTable, byte_alphabet, is_byte_level, is_byte_token, steps
 
 # Chat formats mark turns with such tokens. Some vocabularies list them as ordinary added tokens, which any text may
 # produce; here they count as control tokens, so that a document cannot open a turn of its own.
 _MARKER = re.compile(
     r"<[|｜].*|.*[|｜]>|\[/?(?:INST|SYSTEM_PROMPT|AVAILABLE_TOOLS|TOOL_CALLS|TOOL_RESULTS)\]|<(?:start|end)_of_turn>|</?s>", re.DOTALL
 )
+
+
+# kitoken's pattern matcher needs stack in proportion to the text (it ends the process at a million spaces), its WordPiece
+# time in proportion to the square. Longer texts are cut between two words, where every pattern of the table cuts as well.
+_CHUNK_CHARS = {"WordPiece": 2048, "BPE": 32768}
+_WORD_BOUNDARY = re.compile(r"[^\W\d_](?=[ \n][^\W\d_])")
 
 
 class _Encoder(Protocol):
@@ -83,7 +92,8 @@ class Tokenizer:
     def from_json(cls, data: bytes, **keys: Any) -> "Tokenizer":
         """From the bytes of a Hugging Face tokenizer.json (BPE, WordPiece or Unigram)."""
         tokenizer = parse_tokenizer_json(data)
-        return cls(_KitokenEncoder(tokenizer), PieceTable.from_tokenizer_json(tokenizer), **keys)
+        encoder = _unigram_encoder(tokenizer) if tokenizer["model"]["type"] == "Unigram" else _KitokenEncoder(tokenizer)
+        return cls(encoder, PieceTable.from_tokenizer_json(tokenizer), **keys)
 
     @classmethod
     def from_sentencepiece(cls, data: bytes, **keys: Any) -> "Tokenizer":
@@ -196,10 +206,14 @@ class _KitokenEncoder:
         added = tokenizer.get("added_tokens") or []
         guarded = [token | {"special": True} if _MARKER.fullmatch(token["content"]) else token for token in added]
         self.control_ids = frozenset(token["id"] for token in guarded if token.get("special"))
+        # Without splits there is no boundary at which a text may be cut, and no pattern that needs one.
+        self._chunk_chars = _CHUNK_CHARS[tokenizer["model"]["type"]] if tokenizer.get("pre_tokenizer") else sys.maxsize
         # Padding and truncation belong to batches, the post-processor to with_bos and to the encoders.
         plain = dict(tokenizer) | {"added_tokens": guarded, "padding": None, "truncation": None, "post_processor": None}
         plain["normalizer"] = _in_kitoken_names(tokenizer.get("normalizer"))
         plain["model"] = _without_unreachable(tokenizer["model"], {token["content"] for token in added}, is_byte_level(tokenizer))
+        if any(step.get("type") == "Precompiled" for step in steps(tokenizer.get("normalizer"), "normalizers")):
+            raise TokenizerError(f"has a precompiled character map in a {tokenizer['model']['type']} model, supported only for Unigram")
         try:
             self._kitoken = Kitoken.from_tokenizers(json.dumps(plain, ensure_ascii=False).encode())
         except Exception as error:  # kitoken raises bare ValueErrors and others
@@ -208,12 +222,26 @@ class _KitokenEncoder:
             ) from error
 
     def encode(self, text: str, special: bool) -> list[int]:
+        if len(text) > self._chunk_chars:
+            return [i for chunk in _chunks(text, self._chunk_chars) for i in self.encode(chunk, special)]
         try:
             return self._kitoken.encode(text, True if special else ["priority"])
         except ValueError as error:
             if isinstance(error, UnicodeEncodeError):
                 raise
             raise TokenizerError(f"the text cannot be encoded: {error}") from error
+
+
+def _chunks(text: str, limit: int) -> Iterator[str]:
+    """The text in pieces of at most `limit` characters, cut before a space or newline between words where there is one."""
+    start = 0
+    while len(text) - start > limit:
+        window = range(start + limit // 2, start + limit - 1)
+        found = list(_WORD_BOUNDARY.finditer(text, window.start, window.stop + 2))
+        cut = found[-1].end() if found else start + limit
+        yield text[start:cut]
+        start = cut
+    yield text[start:]
 
 
 def _in_kitoken_names(normalizer: Any) -> Any:
@@ -248,17 +276,28 @@ def _without_unreachable(model: dict[str, Any], added: set[str], byte_level: boo
     return model if len(vocab) == len(model["vocab"]) else model | {"vocab": vocab}
 
 
+def _unigram_encoder(tokenizer: Mapping[str, Any]) -> "_SentencePieceEncoder":
+    maps = [step["precompiled_charsmap"] for step in steps(tokenizer.get("normalizer"), "normalizers") if step.get("type") == "Precompiled"]
+    try:
+        charsmap = base64.b64decode(maps[0], validate=True) if maps else b""
+    except ValueError as error:
+        raise TokenizerError(f"has a character map that is not base64 ({error})") from error
+    control = {token["content"]: token["id"] for token in tokenizer.get("added_tokens") or () if token.get("special")}
+    return _SentencePieceEncoder(unigram_model_from_json(tokenizer, charsmap), control)
+
+
 class _SentencePieceEncoder:
     """Encoding by sentencepiece, with control tokens found by their spelling when the caller asks for them."""
 
-    def __init__(self, data: bytes):
+    def __init__(self, data: bytes, control: Mapping[str, int] | None = None):
         self._processor = sentencepiece.SentencePieceProcessor()
         try:
             self._processor.LoadFromSerializedProto(data)
         except RuntimeError as error:
             raise TokenizerError(f"is not a SentencePiece model ({str(error).splitlines()[0]})") from error
         self._ids = range(self._processor.GetPieceSize())
-        control = {self._processor.IdToPiece(i): i for i in self._ids if self._processor.IsControl(i)}
+        if control is None:
+            control = {self._processor.IdToPiece(i): i for i in self._ids if self._processor.IsControl(i)}
         self._control, self.control_ids = control, frozenset(control.values())
         self._pattern = re.compile("|".join(re.escape(piece) for piece in sorted(control, key=len, reverse=True)) or r"(?!)")
 

@@ -3,7 +3,6 @@
 In: GGUF metadata, or a folder with tokenizer files. Out: the bytes of tokenizer.json and its companions; a manifest entry.
 """
 
-import base64
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -14,10 +13,13 @@ import numpy as np
 
 from .errors import TokenizerError
 from .pre_tokenizers import pre_tokenizer_by_name
+from .sentencepiece_model import unigram_model
 from .tokenizer import Tokenizer, parse_tokenizer_json
 from .tokenizer_pieces import METASPACE
 
 _NORMAL, _UNKNOWN, _CONTROL, _USER, _UNUSED, _BYTE = 1, 2, 3, 4, 5, 6
+
+_FILES = ("tokenizer.json", "tokenizer.model", "sentencepiece.bpe.model", "spiece.model")
 
 # Tokens that end a turn whatever a checkpoint lists as its end token; only when they are added tokens of the vocabulary.
 _TURN_ENDS = (
@@ -28,7 +30,9 @@ _TURN_ENDS = (
 
 
 def tokenizer_files_from_gguf(metadata: Mapping[str, Any]) -> dict[str, bytes]:
-    """tokenizer.json, tokenizer_config.json and generation_config.json equal to the tokenizer inside a GGUF file.
+    """Files equal to the tokenizer inside a GGUF file: name -> content.
+
+    tokenizer.json (tokenizer.model for t5), tokenizer_config.json and generation_config.json.
 
     metadata: GGUF keys with Python values, arrays as lists or numpy arrays, strings as str or bytes.
     Kinds: gpt2 (byte-level BPE), gemma4 (BPE over text), llama (SentencePiece BPE), t5 (Unigram), bert (WordPiece).
@@ -36,16 +40,19 @@ def tokenizer_files_from_gguf(metadata: Mapping[str, Any]) -> dict[str, bytes]:
     """
     reader = _Metadata(metadata)
     kind = reader.text("tokenizer.ggml.model")
-    builders = {"gpt2": _byte_level, "gemma4": _text_bpe, "llama": _sentencepiece, "t5": _unigram, "bert": _wordpiece}
-    if kind not in builders:
-        raise TokenizerError(f"tokenizer.ggml.model is {kind!r}, supported are {', '.join(builders)}")
+    builders = {"gpt2": _byte_level, "gemma4": _text_bpe, "llama": _sentencepiece, "bert": _wordpiece}
+    if kind not in builders and kind != "t5":
+        raise TokenizerError(f"tokenizer.ggml.model is {kind!r}, supported are {', '.join(builders)} and t5")
     vocabulary = _Vocabulary(reader)
-    parts, add_bos = builders[kind](reader, vocabulary)
-    tokenizer = _tokenizer_json(added_tokens=vocabulary.added_tokens(), **parts)
-    files = {"tokenizer.json": tokenizer, "tokenizer_config.json": _tokenizer_config(reader, vocabulary, add_bos)}
+    if kind == "t5":
+        content, add_bos = {"tokenizer.model": _unigram_file(reader, vocabulary)}, False
+    else:
+        parts, add_bos = builders[kind](reader, vocabulary)
+        content = {"tokenizer.json": _json_bytes(_tokenizer_json(added_tokens=vocabulary.added_tokens(), **parts))}
     ends = [reader.integer(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")]
-    files["generation_config.json"] = {"eos_token_id": list(dict.fromkeys(i for i in ends if i is not None))}
-    return {name: json.dumps(content, ensure_ascii=False).encode("utf-8", "replace") for name, content in files.items()}
+    generation = {"eos_token_id": list(dict.fromkeys(i for i in ends if i is not None))}
+    config = _tokenizer_config(reader, vocabulary, add_bos)
+    return content | {"tokenizer_config.json": _json_bytes(config), "generation_config.json": _json_bytes(generation)}
 
 
 def chat_template_from_gguf(metadata: Mapping[str, Any]) -> str | None:
@@ -54,26 +61,8 @@ def chat_template_from_gguf(metadata: Mapping[str, Any]) -> str | None:
     return None if value is None else _text(value)
 
 
-def unigram_tokenizer_json(
-    pieces: Sequence[str],
-    scores: Sequence[float],
-    *,
-    unk_id: int,
-    control: Mapping[int, str] | None = None,
-    charsmap: bytes | None = None,
-    add_space_prefix: bool = True,
-    collapse_spaces: bool = True,
-) -> bytes:
-    """tokenizer.json of a SentencePiece Unigram model (XLM-RoBERTa, T5).
-
-    pieces, scores : the vocabulary by id, spelled with U+2581, and log probabilities
-    control : id -> token, left out of plain text
-    charsmap : SentencePiece's precompiled character map; None: NFKC and white space folded, which is its nmt_nfkc but for rare signs
-    """
-    vocabulary = [[piece, float(score)] for piece, score in zip(pieces, scores, strict=True)]
-    added = [_added(i, token, special=True) for i, token in sorted((control or {}).items())]
-    parts = _unigram_parts(vocabulary, unk_id, charsmap, add_space_prefix, collapse_spaces)
-    return json.dumps(_tokenizer_json(added_tokens=added, **parts), ensure_ascii=False).encode("utf-8", "replace")
+def _json_bytes(content: Any) -> bytes:
+    return json.dumps(content, ensure_ascii=False).encode("utf-8", "replace")
 
 
 def _text(value: Any) -> str:
@@ -227,35 +216,18 @@ def _metaspace_bpe(vocabulary: _Vocabulary, merges: Sequence[Sequence[str]], pre
     }
 
 
-def _unigram(reader: _Metadata, vocabulary: _Vocabulary) -> tuple[dict[str, Any], bool]:
+def _unigram_file(reader: _Metadata, vocabulary: _Vocabulary) -> bytes:
     scores = reader.numbers("tokenizer.ggml.scores", len(vocabulary.tokens))
-    if scores is None or vocabulary.unk_id is None:
-        raise TokenizerError("the GGUF file's Unigram tokenizer lacks tokenizer.ggml.scores or unknown_token_id")
-    # An unused token keeps its place, because ids are places in the list, but no text may prefer it.
-    pairs = [[token, float(score)] for token, score in zip(vocabulary.tokens, scores, strict=True)]
-    charsmap = reader.raw("tokenizer.ggml.precompiled_charsmap")
-    prefix = reader.flag("tokenizer.ggml.add_space_prefix", True)
-    collapse = reader.flag("tokenizer.ggml.remove_extra_whitespaces", False)
-    return _unigram_parts(pairs, vocabulary.unk_id, charsmap, prefix, collapse), False
-
-
-def _unigram_parts(pairs: list[list[Any]], unk_id: int, charsmap: bytes | None, prefix: bool, collapse: bool) -> dict[str, Any]:
-    if charsmap:
-        rules: list[dict[str, Any]] = [{"type": "Precompiled", "precompiled_charsmap": base64.b64encode(charsmap).decode()}]
-    else:
-        rules = [{"type": "Nmt"}, {"type": "NFKC"}]
-    if collapse:
-        rules += [
-            {"type": "Strip", "strip_left": True, "strip_right": True},
-            {"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": " "},
-        ]
-    space = {"type": "Metaspace", "replacement": METASPACE, "prepend_scheme": "always" if prefix else "never", "split": True}
-    return {
-        "model": {"type": "Unigram", "unk_id": unk_id, "vocab": pairs, "byte_fallback": False},
-        "normalizer": {"type": "Sequence", "normalizers": rules},
-        "pre_tokenizer": space,
-        "decoder": space,
-    }
+    if scores is None:
+        raise TokenizerError("the GGUF file has no tokenizer.ggml.scores: its Unigram tokenizer is incomplete")
+    return unigram_model(
+        vocabulary.tokens,
+        scores,
+        vocabulary.types,  # GGUF took over SentencePiece's numbers
+        charsmap=reader.raw("tokenizer.ggml.precompiled_charsmap") or b"",
+        add_space_prefix=reader.flag("tokenizer.ggml.add_space_prefix", True),
+        collapse_spaces=reader.flag("tokenizer.ggml.remove_extra_whitespaces", False),
+    )
 
 
 def _wordpiece(reader: _Metadata, vocabulary: _Vocabulary) -> tuple[dict[str, Any], bool]:
@@ -318,7 +290,10 @@ def tokenizer_entry_from_folder(path: str | Path) -> dict[str, Any]:
     tokens that end a chat turn), add_bos, and bos_token, eos_token, which chat templates write. Raises TokenizerError.
     """
     folder = Path(path)
-    file = next((name for name in ("tokenizer.json", "tokenizer.model", "spiece.model") if (folder / name).is_file()), None)
+    file = next(
+        (name for name in ("tokenizer.json", "tokenizer.model", "sentencepiece.bpe.model", "spiece.model") if (folder / name).is_file()),
+        None,
+    )
     if file is None:
         other = [name for name in ("tekken.json", "vocab.json", "vocab.txt", "tiktoken.model") if (folder / name).is_file()]
         found = f"only {', '.join(other)}" if other else "none"
