@@ -31,8 +31,8 @@ TINY_MOE = {
     "vocab_size": 48,
     "hidden_size": 32,
     "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
     "intermediate_size": 48,
     "moe_intermediate_size": 24,
     "shared_expert_intermediate_size": 40,
@@ -94,6 +94,14 @@ def to_tiles(quant: str, values: np.ndarray) -> np.ndarray:
     return FORMATS[quant].quantize(np.pad(values, ((0, -len(values) % 16), (0, 0))))
 
 
+def random_values(name: str, shape: tuple[int, ...], rng: np.random.Generator) -> np.ndarray:
+    """float32 values of a size that lets every layer matter: outputs of a matrix are about as large as its inputs."""
+    if "norm" in name:
+        return rng.normal(1.0, 0.1, shape).astype(np.float32)
+    scale = 1.0 if "embed" in name else 0.02 if len(shape) == 1 else shape[1] ** -0.5
+    return rng.normal(0.0, scale, shape).astype(np.float32)
+
+
 def make_model(folder: Path, *, seed: int = 0, quant: str = "f32", expert_quant: dict[int, str] | None = None, **changes) -> Path:
     """Write a random model; `changes` alter TINY_MOE (None removes a key). expert_quant: type of a layer's experts, else `quant`."""
     raw = {key: value for key, value in {**TINY_MOE, **changes}.items() if value is not None}
@@ -102,7 +110,7 @@ def make_model(folder: Path, *, seed: int = 0, quant: str = "f32", expert_quant:
     shapes = tensor_shapes(config)
     tensors, parts = {}, []
     for name, shape in shapes.items():
-        values = rng.normal(1.0 if "norm" in name else 0.0, 0.1, shape).astype(np.float32)
+        values = random_values(name, shape, rng)
         f32_only = len(shape) == 1 or name.endswith(("mlp.gate.weight", "shared_expert_gate.weight"))
         tensors[name] = TensorEntry("f32" if f32_only else quant, shape)
         parts.append(values if len(shape) == 1 else to_tiles(tensors[name].type, values))
@@ -127,7 +135,7 @@ def write_experts(folder: Path, config: ModelConfig, layer: int, quant: str, rng
     data = np.zeros((E, expert_bytes), np.uint8)
     for expert in range(E):
         for name in PARTS:
-            tiles = to_tiles(quant, rng.normal(0.0, 0.1, shapes[name]).astype(np.float32)).reshape(-1)
+            tiles = to_tiles(quant, random_values(name, shapes[name], rng)).reshape(-1)
             data[expert, parts[name].offset : parts[name].offset + tiles.size] = tiles
     header = build_header(((f"experts.{e}", "U8", (expert_bytes,)) for e in range(E)), align=EXPERT_ALIGN)
     name = f"experts-{layer:05d}.safetensors"

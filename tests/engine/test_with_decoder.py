@@ -1,0 +1,68 @@
+"""The engine over the real decoder: neither cache size, nor chunks, nor reuse, nor a saved session changes a bit."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from libcolibri.engine import Engine, Parts
+from libcolibri.models.decoder import Decoder
+from libcolibri.models.kv_cache import KVCache
+from libcolibri.perplexity import perplexity
+from libcolibri.thread_team import Team
+from tests.fake_decoder import fake_parts
+from tests.tiny_model import make_model
+
+PROMPT = [(11 * i * i + 3 * i) % 47 for i in range(40)]
+
+
+def real_parts() -> Parts:
+    return replace(fake_parts(), decoder=Decoder, kv_cache=KVCache, team=Team)
+
+
+@pytest.fixture(scope="module", params=["f32", "q8_0"])
+def folder(tmp_path_factory, request):
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "moe_intermediate_size": 64, "shared_expert_intermediate_size": 32}
+    return make_model(
+        tmp_path_factory.mktemp("models") / "tiny", quant=request.param, num_attention_heads=4, num_key_value_heads=2, **sizes
+    )
+
+
+@pytest.fixture(scope="module")
+def engine(folder):
+    with Engine.open(folder, threads=1, parts=real_parts()) as engine:
+        yield engine
+
+
+def test_plan_knows_what_is_taken(engine):
+    session = engine.new_session()
+    assert session.kv_bytes == engine.plan.kv and engine.plan.experts == engine.experts.capacity_bytes
+
+
+def test_smallest_cache_and_other_chunks_give_the_same_bits(folder, engine):
+    expected = engine.new_session().logits(PROMPT)
+    assert np.isfinite(expected).all() and len(np.unique(expected.argmax(axis=1))) > 3
+    for options in ({"expert_cache": 1, "prefill_chunk": 7}, {"threads": 2, "preload": True, "prefill_chunk": 1}):
+        with Engine.open(folder, parts=real_parts(), **options) as other:
+            np.testing.assert_array_equal(other.new_session().logits(PROMPT), expected)
+            stats = other.expert_stats
+            if options.get("preload"):
+                assert stats.misses == stats.evictions == 0 and stats.hits > 0
+            else:
+                assert stats.misses > 0 and stats.evictions > 0 and other.experts.capacity(0) == 2
+
+
+def test_reuse_and_resumption_give_the_same_tokens(engine, tmp_path):
+    first = [s.token_id for s in engine.new_session().generate(PROMPT, max_tokens=8) if s.token_id is not None]
+    session = engine.new_session()
+    list(session.generate(PROMPT[:25], max_tokens=5))
+    session.save(tmp_path / "s")
+    for again in (session, engine.load_session(tmp_path / "s")):
+        steps = list(again.generate(PROMPT, max_tokens=8))
+        assert [s.token_id for s in steps if s.token_id is not None] == first and steps[-1].stats.reused_tok == 25
+
+
+def test_perplexity_agrees_with_logits(engine):
+    logits = engine.new_session().logits(PROMPT).astype(np.float64)[:-1]
+    losses = np.log(np.exp(logits).sum(axis=1)) - logits[np.arange(len(logits)), PROMPT[1:]]
+    assert perplexity(engine, PROMPT, 40).nll == pytest.approx(losses.mean(), rel=1e-12)
