@@ -1,0 +1,180 @@
+"""Config keys that several families share: sizes, rotary embedding, sliding windows, token ids.
+
+In: a `ConfigReader`. Out: keyword arguments for `ModelConfig`.
+"""
+
+import math
+from typing import Any
+
+from ..config import ROPE_TYPES, ModelConfig, RopeConfig
+from ..errors import ConfigError
+from .config_reader import ConfigReader
+
+
+def base_fields(reader: ConfigReader, *, eps: float = 1e-6, head_dim: int | None = None, theta: float = 10000.0) -> dict[str, Any]:
+    """Fields that mean the same in every family; `eps`, `head_dim` and `theta` are the family's defaults in transformers."""
+    hidden_size, heads = reader.integer("hidden_size"), reader.integer("num_attention_heads")
+    dim = reader.integer("head_dim", head_dim) if reader.has("head_dim") or head_dim else _derived_head_dim(reader, hidden_size, heads)
+    max_positions = reader.integer("max_position_embeddings")
+    bos = reader.token_ids("bos_token_id")
+    reader.only("hidden_act", "silu", "swish")
+    return {
+        "family": reader.family,
+        "vocab_size": reader.integer("vocab_size"),
+        "hidden_size": hidden_size,
+        "num_hidden_layers": reader.integer("num_hidden_layers"),
+        "num_attention_heads": heads,
+        "num_key_value_heads": _key_value_heads(reader, heads),
+        "head_dim": dim,
+        "intermediate_size": reader.integer("intermediate_size"),
+        "rms_norm_eps": reader.number("rms_norm_eps", eps),
+        "tie_word_embeddings": reader.flag("tie_word_embeddings", False),
+        "max_position_embeddings": max_positions,
+        "rope": read_rope(reader, max_positions, theta),
+        "bos_token_id": bos[0] if bos else None,
+        "eos_token_ids": reader.token_ids("eos_token_id"),
+    }
+
+
+def _derived_head_dim(reader: ConfigReader, hidden_size: int, heads: int) -> int:
+    reader.value("head_dim", None)
+    if hidden_size % heads:
+        raise ConfigError(
+            f"{reader.family} config: hidden_size={hidden_size} is no multiple of num_attention_heads={heads} and head_dim is not given"
+        )
+    return hidden_size // heads
+
+
+def _key_value_heads(reader: ConfigReader, heads: int) -> int:
+    # llama and olmoe mean "as many as query heads" when the key is absent; the others' class defaults (8, 32, 16, 4) fit one
+    # size each: refuse.
+    if reader.family in ("llama", "olmoe") or "num_key_value_heads" in reader.raw:
+        return reader.integer("num_key_value_heads", None) or heads
+    return reader.integer("num_key_value_heads")
+
+
+def read_rope(reader: ConfigReader, max_positions: int, theta: float) -> RopeConfig:
+    """`rope_parameters` (new spelling) or `rope_theta` + `rope_scaling` (published one); refuses types and keys without equations here."""
+    if reader.has("rope_parameters") and reader.has("rope_scaling"):
+        raise ConfigError(f"{reader.family} config: both rope_parameters and rope_scaling are given; remove one")
+    key = "rope_parameters" if reader.has("rope_parameters") else "rope_scaling"
+    scaling = {name: reader.value(name, None) for name in ("rope_parameters", "rope_scaling")}[key]
+    if scaling is not None and not isinstance(scaling, dict):
+        raise reader.refusal(key, scaling, "an object or null")
+    rope = ConfigReader(dict(scaling or {}), f"{reader.family} {key}")
+    original = reader.integer("original_max_position_embeddings", None)
+    parsed = _parse_rope(rope, reader.number("rope_theta", None) or theta, original, max_positions)
+    rope.finish()
+    return parsed
+
+
+def _parse_rope(rope: ConfigReader, theta: float, original: int | None, max_positions: int) -> RopeConfig:
+    kind = rope.value(rope.either("type", "rope_type"), "default")
+    theta = rope.number("rope_theta", theta)
+    rope.only("partial_rotary_factor", 1.0, None)
+    if kind not in ROPE_TYPES:
+        raise ConfigError(f"{rope.family}: rope_type={kind!r} is not supported, only {', '.join(ROPE_TYPES)}")
+    if kind == "default":
+        # A stray factor is ignored by transformers for this type, so it changes nothing.
+        rope.value("factor", None)
+        return RopeConfig(theta=theta)
+    factor = rope.number("factor")
+    if kind == "linear":
+        return RopeConfig(type=kind, theta=theta, factor=factor)
+    original = original or rope.integer("original_max_position_embeddings", None) or max_positions
+    rope.value("original_max_position_embeddings", None)
+    if kind == "llama3":
+        return RopeConfig(
+            type=kind, theta=theta, factor=factor, original_max_position_embeddings=original,
+            low_freq_factor=rope.number("low_freq_factor"), high_freq_factor=rope.number("high_freq_factor"),
+        )  # fmt: skip
+    return RopeConfig(
+        type=kind, theta=theta, factor=factor, original_max_position_embeddings=original,
+        beta_fast=rope.number("beta_fast", None) or 32.0, beta_slow=rope.number("beta_slow", None) or 1.0,
+        truncate=rope.flag("truncate", True), attention_factor=_yarn_attention_factor(rope, factor),
+    )  # fmt: skip
+
+
+def _yarn_attention_factor(rope: ConfigReader, factor: float) -> float:
+    """0.1 * mscale * ln(factor) + 1, as the YaRN paper has it, unless the config states the number."""
+
+    def scale(mscale: float) -> float:
+        return 1.0 if factor <= 1.0 else 0.1 * mscale * math.log(factor) + 1.0
+
+    stated, mscale, mscale_all_dim = rope.number("attention_factor", None), rope.number("mscale", None), rope.number("mscale_all_dim", None)
+    if stated is not None:
+        if stated <= 0.0:
+            raise rope.refusal("attention_factor", stated, "a number above 0")
+        return stated
+    return scale(mscale) / scale(mscale_all_dim) if mscale and mscale_all_dim else scale(1.0)
+
+
+def every_layer_window(reader: ConfigReader, num_layers: int, *, default: int | None) -> dict[str, Any]:
+    """Mistral's rule: `sliding_window` holds in every layer, null means none."""
+    window = reader.integer("sliding_window", default) if reader.raw.get("sliding_window", default) is not None else None
+    reader.value("sliding_window", None)
+    _refuse_layer_types(reader, num_layers, "sliding_attention" if window else "full_attention")
+    return {"sliding_window": window, "sliding_layers": (window is not None,) * num_layers}
+
+
+def no_window(reader: ConfigReader, num_layers: int) -> dict[str, Any]:
+    """A family without sliding windows."""
+    reader.only("sliding_window", None)
+    _refuse_layer_types(reader, num_layers, "full_attention")
+    return {}
+
+
+def _refuse_layer_types(reader: ConfigReader, num_layers: int, only: str) -> None:
+    types = reader.value("layer_types", None)
+    if types is not None and types != [only] * num_layers:
+        raise reader.refusal("layer_types", types, f"{num_layers} times {only!r} in this family")
+
+
+def qwen_window(reader: ConfigReader, num_layers: int, *, rule: str) -> dict[str, Any]:
+    """Qwen's rule: `sliding_window` counts only with `use_sliding_window`, in the layers that `layer_types` or `rule` names.
+
+    rule   "late": layers from max_window_layers up; "even": even layers below it; "all": every layer
+    """
+    used = reader.flag("use_sliding_window", False)
+    window, first = reader.value("sliding_window", 4096), reader.integer("max_window_layers", 28, least=0)
+    types = reader.value("layer_types", None)
+    if not used:
+        if types is not None and types != ["full_attention"] * num_layers:
+            raise reader.refusal("layer_types", types, "only 'full_attention' while use_sliding_window is false")
+        return {}
+    if isinstance(window, bool) or not isinstance(window, int) or window < 1:
+        raise reader.refusal("sliding_window", window, "an integer from 1 up while use_sliding_window is true")
+    if types is not None and rule != "all":
+        return {"sliding_window": window, "sliding_layers": _sliding_flags(reader, types, num_layers)}
+    if types is not None:
+        _refuse_layer_types(reader, num_layers, "sliding_attention")
+    rules = {"late": lambda i: i >= first, "even": lambda i: i % 2 == 0 and i < first, "all": lambda i: True}
+    return {"sliding_window": window, "sliding_layers": tuple(rules[rule](i) for i in range(num_layers))}
+
+
+def _sliding_flags(reader: ConfigReader, types: Any, num_layers: int) -> tuple[bool, ...]:
+    if not isinstance(types, list) or len(types) != num_layers or any(t not in ("sliding_attention", "full_attention") for t in types):
+        raise reader.refusal("layer_types", types, f"{num_layers} entries, each 'full_attention' or 'sliding_attention'")
+    return tuple(t == "sliding_attention" for t in types)
+
+
+def routed_fields(reader: ConfigReader, num_layers: int) -> dict[str, Any]:
+    """Qwen's MoE keys: which layers have experts, how many, how wide."""
+    num_experts = reader.integer(reader.either("num_local_experts", "num_experts"), least=0)
+    step, dense = reader.integer("decoder_sparse_step", 1), reader.value("mlp_only_layers", None) or []
+    if not isinstance(dense, list) or any(isinstance(i, bool) or not isinstance(i, int) or not 0 <= i < num_layers for i in dense):
+        raise reader.refusal("mlp_only_layers", dense, f"a list of layers from 0 to {num_layers - 1}")
+    return {
+        "num_experts": num_experts,
+        "num_experts_per_tok": reader.integer("num_experts_per_tok"),
+        "moe_intermediate_size": reader.integer("moe_intermediate_size"),
+        # The published classes default to false, and released models differ: an absent key means false, never a guess.
+        "norm_topk_prob": reader.flag("norm_topk_prob", False),
+        "moe_layers": tuple(num_experts > 0 and i not in dense and (i + 1) % step == 0 for i in range(num_layers)),
+    }
+
+
+def build(reader: ConfigReader, **fields: Any) -> ModelConfig:
+    """The config, once nothing in the source is left unread."""
+    reader.finish()
+    return ModelConfig(**fields)

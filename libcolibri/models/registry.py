@@ -1,0 +1,94 @@
+"""Which family reads which config.
+
+In: config.json as a dict, in either spelling, text model nested or not. Out: `ModelConfig`.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from ..config import ModelConfig
+from ..errors import ConfigError
+from . import llama, mistral, mixtral, olmoe, qwen2, qwen2_moe, qwen3, qwen3_moe
+from .config_reader import HARMLESS, ConfigReader
+
+FAMILIES = {
+    "llama": llama.parse,
+    "mistral": mistral.parse,
+    "mixtral": mixtral.parse,
+    "olmoe": olmoe.parse,
+    "qwen2": qwen2.parse,
+    "qwen2_moe": qwen2_moe.parse,
+    "qwen3": qwen3.parse,
+    "qwen3_moe": qwen3_moe.parse,
+}
+
+# What may stand beside a nested text model: the parts for pictures and sound, which text generation does not touch.
+BESIDE_TEXT = HARMLESS | frozenset(
+    [
+        "audio_config",
+        "audio_token_id",
+        "audio_token_index",
+        "boi_token_index",
+        "eoi_token_index",
+        "ignore_index",
+        "image_grid_pinpoints",
+        "image_seq_length",
+        "image_token_id",
+        "image_token_index",
+        "is_encoder_decoder",
+        "model_type",
+        "multimodal_projector_bias",
+        "projector_hidden_act",
+        "spatial_merge_size",
+        "text_config",
+        "use_image_newline_parameter",
+        "video_token_id",
+        "vision_config",
+        "vision_end_token_id",
+        "vision_feature_layer",
+        "vision_feature_select_strategy",
+        "vision_start_token_id",
+        "vision_token_id",
+    ]
+)
+
+# Read from the outer config where the nested one is silent.
+INHERITED = ("bos_token_id", "eos_token_id", "tie_word_embeddings")
+
+
+def parse_config(raw: Mapping[str, Any]) -> ModelConfig:
+    """`ModelConfig` of a Hugging Face config.
+
+    Raises ConfigError naming the key: for an unknown family, a value without equations here, or a key nobody knows.
+    """
+    if not isinstance(raw, Mapping):
+        raise ConfigError(f"config is a {type(raw).__name__}, expected an object with model_type")
+    raw = text_config(raw)
+    family = raw.get("model_type")
+    if family not in FAMILIES:
+        raise ConfigError(f"model_type={family!r} is not supported, only {', '.join(sorted(FAMILIES))}")
+    _refuse_other_heads(raw, family)
+    return FAMILIES[family](ConfigReader(raw, family))
+
+
+def text_config(raw: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The language model's own config: `raw`, or its nested text_config with what that inherits."""
+    nested = raw.get("text_config")
+    if nested is None:
+        return raw
+    if not isinstance(nested, Mapping):
+        raise ConfigError(f"text_config is a {type(nested).__name__}, expected an object")
+    for key in raw:
+        if key not in BESIDE_TEXT and key not in INHERITED:
+            raise ConfigError(
+                f"{raw.get('model_type')} config: unknown key {key}={raw[key]!r} beside text_config; remove it if it is harmless"
+            )
+    inherited = {key: raw[key] for key in INHERITED if key in raw and nested.get(key) is None}
+    return {**nested, **inherited}
+
+
+def _refuse_other_heads(raw: Mapping[str, Any], family: str) -> None:
+    """A classifier or embedder shares its model_type with the language model, but has another head."""
+    architectures = raw.get("architectures") or []
+    if architectures and not any(str(name).endswith(("ForCausalLM", "ForConditionalGeneration")) for name in architectures):
+        raise ConfigError(f"{family} config: architectures={architectures!r} is no language model, expected one ending in 'ForCausalLM'")
