@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from ..simd.registers import add, div, fma, fnma, maximum, minimum, mul, negate, round_f32, splat, times_power_of_two, to_i32
+from ..simd.registers import add, div, fma, fnma, maximum, minimum, mul, negate, round_f32, splat_like, times_power_of_two, to_i32
 from .jit import inline
 
 _f = np.float32
@@ -20,19 +20,19 @@ def exp(x):
 
     Arguments are clamped to [-87.3, 88]: below, the result is 1e-38 instead of 0.
     """
-    x = minimum(maximum(x, splat(LOWEST)), splat(HIGHEST))
-    n = round_f32(mul(x, splat(LOG2E)))
-    r = fnma(n, splat(LN2_LOW), fnma(n, splat(LN2_HIGH), x))
-    p = fma(splat(C0), r, splat(C1))
-    p = fma(p, r, splat(C2))
-    p = fma(p, r, splat(C3))
-    p = fma(p, r, splat(C4))
-    p = fma(p, r, splat(C5))
-    p = fma(p, mul(r, r), add(r, splat(ONE)))
+    x = minimum(maximum(x, splat_like(x, LOWEST)), splat_like(x, HIGHEST))
+    n = round_f32(mul(x, splat_like(x, LOG2E)))
+    r = fnma(n, splat_like(x, LN2_LOW), fnma(n, splat_like(x, LN2_HIGH), x))
+    p = fma(splat_like(x, C0), r, splat_like(x, C1))
+    p = fma(p, r, splat_like(x, C2))
+    p = fma(p, r, splat_like(x, C3))
+    p = fma(p, r, splat_like(x, C4))
+    p = fma(p, r, splat_like(x, C5))
+    p = fma(p, mul(r, r), add(r, splat_like(x, ONE)))
     return times_power_of_two(p, to_i32(n))
 
 
 @inline
 def silu(x):
     """x / (1 + e**-x)."""
-    return div(x, add(splat(ONE), exp(negate(x))))
+    return div(x, add(splat_like(x, ONE), exp(negate(x))))

@@ -1,14 +1,16 @@
 """Matrix products: W @ x + base, and the fused gate and up products of a SwiGLU."""
 
 from ..simd.isa import Isa
-from ..simd.registers import add, count_of, load_f32s, mul, store_f32s, target, zero_f32
+from ..simd.registers import add, count_of, lanes_of, load_f32s, mul, store_f32s, target, zero_f32
 from ..simd.scalars import get_i64
 from .dots import dot
 from .jit import inline, kernel
 from .mathlib import silu
 
-# Tokens that a prefill panel holds: as many accumulators as the instruction set's registers take beside the weights.
-WIDTHS = {Isa.GENERIC: 4, Isa.AVX2: 4, Isa.AVX512_VNNI: 8}
+# Tokens that a prefill panel holds, and rows of one pass over it: as many accumulators as the instruction set's registers
+# take beside the weights. With 16 rows on AVX2, LLVM spills the broadcast activations that both halves use.
+WIDTHS = {Isa.GENERIC: 4, Isa.AVX2: 8, Isa.AVX512_VNNI: 8}
+LANES = {Isa.GENERIC: 16, Isa.AVX2: 8, Isa.AVX512_VNNI: 16}
 
 
 @inline
@@ -19,10 +21,11 @@ def share(total, rank, threads):
 
 @inline
 def _product_of(like, tile, blocks, x, x_stride, out, out_stride, base, base_stride):
-    total = dot(like, tile, blocks, x, x_stride, zero_f32(like))
-    if base != 0:
-        total = add(total, load_f32s(base, base_stride, like))
-    store_f32s(out, out_stride, total)
+    for row in range(0, 16, lanes_of(like)):
+        total = dot(like, tile, row, blocks, x, x_stride, zero_f32(like))
+        if base != 0:
+            total = add(total, load_f32s(base + row * 4, base_stride, like))
+        store_f32s(out + row * 4, out_stride, total)
 
 
 @inline
@@ -53,8 +56,9 @@ def product(operands, rank, threads, wide, one):
 
 @inline
 def _gate_up_of(like, gate, up, blocks, x, x_stride, out, out_stride):
-    opened = silu(dot(like, gate, blocks, x, x_stride, zero_f32(like)))
-    store_f32s(out, out_stride, mul(opened, dot(like, up, blocks, x, x_stride, zero_f32(like))))
+    for row in range(0, 16, lanes_of(like)):
+        opened = silu(dot(like, gate, row, blocks, x, x_stride, zero_f32(like)))
+        store_f32s(out + row * 4, out_stride, mul(opened, dot(like, up, row, blocks, x, x_stride, zero_f32(like))))
 
 
 @inline
@@ -77,7 +81,7 @@ def gate_up(operands, rank, threads, wide, one):
     return 0
 
 
-def make_product(isa, format, width):
+def make_product(isa, format, width, lanes):
     """Kernel: out[t] = W @ x[t] + base[t].
 
     operands: tiles, row groups, bytes of a row group, tiles of a row group (float types: columns), x (panels of
@@ -88,12 +92,12 @@ def make_product(isa, format, width):
 
     @kernel
     def matrix_product(operands, rank, threads):
-        return product(operands, rank, threads, target(isa, format, width), target(isa, format, 1))
+        return product(operands, rank, threads, target(isa, format, width, lanes), target(isa, format, 1, 16))
 
     return matrix_product
 
 
-def make_gate_up(isa, format, width):
+def make_gate_up(isa, format, width, lanes):
     """Kernel: out[t] = silu(gate @ x[t]) * (up @ x[t]); both matrices of one shape and tensor type.
 
     operands: gate tiles, up tiles, row groups, bytes of a row group, tiles of a row group, x, bytes of x per token, bytes of x per
@@ -102,6 +106,6 @@ def make_gate_up(isa, format, width):
 
     @kernel
     def matrix_gate_up(operands, rank, threads):
-        return gate_up(operands, rank, threads, target(isa, format, width), target(isa, format, 1))
+        return gate_up(operands, rank, threads, target(isa, format, width, lanes), target(isa, format, 1, 16))
 
     return matrix_gate_up

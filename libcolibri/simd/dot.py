@@ -17,18 +17,15 @@ from numba import types
 from numba.extending import intrinsic, models, register_model
 
 from .isa import Isa
-from .registers import BYTES, I32, U8X64, Registers, Target, call_llvm, constant, each, i32
-
-I16X32, I16X16, I32X8 = (ir.VectorType(ir.IntType(bits), n) for bits, n in ((16, 32), (16, 16), (32, 8)))
-I64X4 = ir.VectorType(ir.IntType(64), 4)
+from .registers import Registers, Target, call_llvm, constant, each, i32, integers
 
 
 class Products(types.Type):
-    """Unfinished dot products of `count` tokens: 16 int32 lanes each, or on AVX2 32 int16 lanes (pairs)."""
+    """Unfinished dot products of `count` tokens: int32 lanes, or on AVX2 twice as many int16 lanes (pairs)."""
 
-    def __init__(self, isa, count):
-        self.isa, self.count = isa, count
-        super().__init__(name=f"Products({isa}, {count})")
+    def __init__(self, isa, count, lanes):
+        self.isa, self.count, self.lanes = isa, count, lanes
+        super().__init__(name=f"Products({isa}, {count}x{lanes})")
 
 
 @register_model(Products)
@@ -36,46 +33,55 @@ class ProductsModel(models.PrimitiveModel):
     """An LLVM array of vectors."""
 
     def __init__(self, dmm, fe_type):
-        super().__init__(dmm, fe_type, ir.ArrayType(_lanes(fe_type.isa), fe_type.count))
+        super().__init__(dmm, fe_type, ir.ArrayType(_vector(fe_type), fe_type.count))
 
 
-def _lanes(isa):
-    return I16X32 if isa == Isa.AVX2 else I32
+def _vector(products):
+    return integers(2 * products.lanes, 16) if products.isa == Isa.AVX2 else integers(products.lanes)
 
 
-def _halves(b, v, half):
-    """The two 256-bit halves of a 512-bit vector."""
-    index = ir.VectorType(ir.IntType(32), half.count)
-    return [b.shuffle_vector(v, v, ir.Constant(index, list(range(start, start + half.count)))) for start in (0, half.count)]
+def _slice(b, v, start, count):
+    return b.shuffle_vector(v, v, ir.Constant(integers(count), list(range(start, start + count))))
 
 
-def _join(b, low, high):
-    n = low.type.count
-    return b.shuffle_vector(low, high, ir.Constant(ir.VectorType(ir.IntType(32), 2 * n), list(range(2 * n))))
+def _map_256(b, name, result, *operands):
+    """Call a 256-bit intrinsic on every 256-bit part of operands of equal width."""
+    parts = operands[0].type.count * operands[0].type.element.width // 256
+    if parts == 1:
+        return call_llvm(b, name, result, list(operands))
+    done = []
+    for part in range(parts):
+        slices = [_slice(b, v, part * v.type.count // parts, v.type.count // parts) for v in operands]
+        done.append(call_llvm(b, name, result, slices))
+    low, high = done
+    return b.shuffle_vector(low, high, ir.Constant(integers(2 * low.type.count), list(range(2 * low.type.count))))
 
 
-def _map_halves(b, name, result, *operands):
-    """Call a 256-bit intrinsic on both halves of 512-bit operands."""
-    pairs = [_halves(b, v, ir.VectorType(v.type.element, v.type.count // 2)) for v in operands]
-    return _join(b, *(call_llvm(b, name, result, [pair[side] for pair in pairs]) for side in (0, 1)))
+def _as(b, v, bits):
+    """The same bits as lanes of another size."""
+    return b.bitcast(v, integers(v.type.count * v.type.element.width // bits, bits))
 
 
 def _pair_products(b, codes, x):
     """u8 * i8, adjacent products added in int16 (vpmaddubsw)."""
-    return _map_halves(b, "llvm.x86.avx2.pmadd.ub.sw", I16X16, codes, b.bitcast(x, U8X64))
+    return _map_256(b, "llvm.x86.avx2.pmadd.ub.sw", integers(16, 16), codes, _as(b, x, 8))
 
 
 def _pairs_to_i32(b, pairs, factors):
     """int16 * int16, adjacent products added in int32 (vpmaddwd)."""
-    return _map_halves(b, "llvm.x86.avx2.pmadd.wd", I32X8, pairs, factors)
+    return _map_256(b, "llvm.x86.avx2.pmadd.wd", integers(8), pairs, factors)
+
+
+def _vnni(b, total, codes, x):
+    """total + four products u8 * i8 per lane (vpdpbusd)."""
+    return call_llvm(b, "llvm.x86.avx512.vpdpbusd.512", total.type, [total, _as(b, codes, 32), x])
 
 
 def _plain_dot4(b, acc, codes, x, signed):
     """Four products per lane in plain integer arithmetic, for any machine."""
-    codes, x = b.bitcast(codes, I32), x
+    codes, down = _as(b, codes, 32), constant(acc.type, 24)
     for i in range(4):
-        left = constant(I32, 24 - 8 * i)
-        down = constant(I32, 24)
+        left = constant(acc.type, 24 - 8 * i)
         code = b.shl(codes, left)
         code = b.ashr(code, down) if signed else b.lshr(code, down)
         acc = b.add(acc, b.mul(code, b.ashr(b.shl(x, left), down)))
@@ -85,10 +91,10 @@ def _plain_dot4(b, acc, codes, x, signed):
 @intrinsic
 def zero_products(typingctx, like):
     """No product yet, for a target."""
-    result = Products(like.isa, like.count)
+    result = Products(like.isa, like.count, like.lanes)
 
     def codegen(ctx, b, sig, args):
-        one = constant(_lanes(result.isa), 0)
+        one = constant(_vector(result), 0)
         return ir.Constant(ir.ArrayType(one.type, result.count), [one] * result.count)
 
     return result(like), codegen
@@ -103,7 +109,7 @@ def _each_product(b, acc, kind, emit):
 
 @intrinsic
 def dot4(typingctx, acc, codes, x):
-    """acc + the products of 64 u8 codes with four i8 activations per token (x: int32 lanes, broadcast)."""
+    """acc + the products of four u8 codes per lane with four i8 activations per token (x: int32 lanes, broadcast)."""
     isa = acc.isa
 
     def codegen(ctx, b, sig, args):
@@ -112,7 +118,7 @@ def dot4(typingctx, acc, codes, x):
         def emit(t, total):
             signed = b.extract_value(args[2], t if sig.args[2].count > 1 else 0)
             if isa == Isa.AVX512_VNNI:
-                return call_llvm(b, "llvm.x86.avx512.vpdpbusd.512", I32, [total, b.bitcast(codes, I32), signed])
+                return _vnni(b, total, codes, signed)
             if isa == Isa.AVX2:
                 return b.add(total, _pair_products(b, codes, signed))
             return _plain_dot4(b, total, codes, signed, signed=False)
@@ -125,12 +131,12 @@ def dot4(typingctx, acc, codes, x):
 @intrinsic
 def widen(typingctx, acc):
     """The finished dot products, int32 per lane."""
-    result = i32(acc.count)
+    result = i32(acc.count, acc.lanes)
 
     def codegen(ctx, b, sig, args):
         def emit(b, t):
             total = b.extract_value(args[0], t)
-            return _pairs_to_i32(b, total, constant(I16X32, 1)) if acc.isa == Isa.AVX2 else total
+            return _pairs_to_i32(b, total, constant(total.type, 1)) if acc.isa == Isa.AVX2 else total
 
         return each(b, result(), [], emit)
 
@@ -140,13 +146,13 @@ def widen(typingctx, acc):
 @intrinsic
 def widen_scaled(typingctx, acc, scale):
     """The finished dot products times one factor per lane (int32 lanes whose value fits int16)."""
-    result = i32(acc.count)
+    result = i32(acc.count, acc.lanes)
 
     def codegen(ctx, b, sig, args):
         factor = b.extract_value(args[1], 0)
         if acc.isa == Isa.AVX2:  # once for all tokens: the factor beside itself, for both pairs of a lane
-            low = b.and_(factor, constant(I32, 0xFFFF))
-            factor = b.bitcast(b.or_(low, b.shl(factor, constant(I32, 16))), I16X32)
+            low = b.and_(factor, constant(factor.type, 0xFFFF))
+            factor = _as(b, b.or_(low, b.shl(factor, constant(factor.type, 16))), 16)
 
         def emit(b, t):
             total = b.extract_value(args[0], t)
@@ -160,12 +166,12 @@ def widen_scaled(typingctx, acc, scale):
 def _signed_emitter(isa):
     def emit(b, total, codes, x):
         if isa == Isa.AVX512_VNNI:  # the instruction wants unsigned codes: code + 128; corrected by signed_correction
-            shifted = b.xor(codes, constant(U8X64, -128))
-            return call_llvm(b, "llvm.x86.avx512.vpdpbusd.512", I32, [total, b.bitcast(shifted, I32), x])
+            return _vnni(b, total, b.xor(codes, constant(codes.type, -128)), x)
         if isa == Isa.AVX2:  # |code| * (x with the code's sign); |-128| = 128 is right as unsigned
-            size = call_llvm(b, "llvm.abs.v64i8", BYTES[64], [codes, ir.Constant(ir.IntType(1), 0)])
-            moved = _map_halves(b, "llvm.x86.avx2.psign.b", BYTES[32], b.bitcast(x, U8X64), codes)
-            return b.add(total, _pairs_to_i32(b, _pair_products(b, size, b.bitcast(moved, I32)), constant(I16X32, 1)))
+            size = call_llvm(b, f"llvm.abs.v{codes.type.count}i8", codes.type, [codes, ir.Constant(ir.IntType(1), 0)])
+            moved = _map_256(b, "llvm.x86.avx2.psign.b", integers(32, 8), _as(b, x, 8), codes)
+            pairs = _pair_products(b, size, moved)
+            return b.add(total, _pairs_to_i32(b, pairs, constant(pairs.type, 1)))
         return _plain_dot4(b, total, codes, x, signed=True)
 
     return emit
@@ -189,7 +195,7 @@ def pair_up(typingctx, first, second):
 
     def codegen(ctx, b, sig, args):
         def emit(b, t, low, high):
-            return b.or_(b.and_(low, constant(I32, 0xFFFF)), b.shl(high, constant(I32, 16)))
+            return b.or_(b.and_(low, constant(low.type, 0xFFFF)), b.shl(high, constant(high.type, 16)))
 
         return each(b, sig, args, emit)
 
@@ -204,10 +210,10 @@ def dot2(typingctx, like, pairs, x):
     def codegen(ctx, b, sig, args):
         def emit(b, t, pairs, x):
             if isa == Isa.AVX512_VNNI:
-                return call_llvm(b, "llvm.x86.avx512.pmaddw.d.512", I32, [b.bitcast(pairs, I16X32), b.bitcast(x, I16X32)])
+                return call_llvm(b, "llvm.x86.avx512.pmaddw.d.512", x.type, [_as(b, pairs, 16), _as(b, x, 16)])
             if isa == Isa.AVX2:
-                return _pairs_to_i32(b, b.bitcast(pairs, I16X32), b.bitcast(x, I16X32))
-            up = constant(I32, 16)
+                return _pairs_to_i32(b, _as(b, pairs, 16), _as(b, x, 16))
+            up = constant(x.type, 16)
             low = b.mul(b.ashr(b.shl(pairs, up), up), b.ashr(b.shl(x, up), up))
             return b.add(low, b.mul(b.ashr(pairs, up), b.ashr(x, up)))
 
@@ -222,6 +228,6 @@ def signed_correction(typingctx, like, sums):
 
     def codegen(ctx, b, sig, args):
         factor = -128 if like.isa == Isa.AVX512_VNNI else 0
-        return each(b, sums(sums), [args[1]], lambda b, t, s: b.mul(s, constant(I32, factor)))
+        return each(b, sums(sums), [args[1]], lambda b, t, s: b.mul(s, constant(s.type, factor)))
 
     return sums(like, sums), codegen

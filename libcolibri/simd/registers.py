@@ -2,8 +2,9 @@
 
 A `Registers` value is `count` vectors of the same kind, an LLVM array of vectors that LLVM takes apart into machine
 registers. Every operation maps over the bundle; a bundle of one is broadcast against a larger one. So the same kernel
-source serves one token (count 1) and eight. Vectors have 16 lanes (one output row each): a 512-bit machine holds them in
-one register, a 256-bit machine in two, a 128-bit machine in four, and LLVM does the splitting.
+source serves one token (count 1) and eight. Vectors have 16 lanes unless a target says otherwise: a 512-bit machine holds them in
+one register, a 256-bit machine in two, and LLVM does the splitting. Where splitting costs spills (wide panels on AVX2), the
+target has 8 lanes and the kernel walks the 16 rows of a tile in two passes.
 
 Addresses are plain int64. A `Target` value (see `target`) carries the instruction set and the bundle width in its type,
 so that a helper learns both from an argument and needs no closure: a closure over a compiled function would get a new
@@ -35,11 +36,11 @@ class RegistersModel(models.PrimitiveModel):
 
 
 class Target(types.Type):
-    """A value without content whose type says: instruction set `isa`, tensor type `format` (a number), bundles of `count`."""
+    """A value without content whose type says: instruction set, tensor type (a number), bundles of `count` vectors of `lanes`."""
 
-    def __init__(self, isa, format, count):
-        self.isa, self.format, self.count = isa, format, count
-        super().__init__(name=f"Target({isa}, {format}, {count})")
+    def __init__(self, isa, format, count, lanes):
+        self.isa, self.format, self.count, self.lanes = isa, format, count, lanes
+        super().__init__(name=f"Target({isa}, {format}, {count}x{lanes})")
 
 
 @register_model(Target)
@@ -51,13 +52,14 @@ class TargetModel(models.PrimitiveModel):
 
 
 @intrinsic(prefer_literal=True)
-def target(typingctx, isa, format, count):
-    """target(ISA, FORMAT, COUNT) from three literals (constants of a closure)."""
+def target(typingctx, isa, format, count, lanes):
+    """target(ISA, FORMAT, COUNT, LANES) from literals (constants of a closure)."""
 
     def codegen(ctx, b, sig, args):
         return ir.Constant(ir.IntType(8), 0)
 
-    return Target(isa.literal_value, format.literal_value, count.literal_value)(isa, format, count), codegen
+    literals = (isa, format, count, lanes)
+    return Target(*(literal.literal_value for literal in literals))(*literals), codegen
 
 
 def vector_of(registers):
@@ -66,20 +68,32 @@ def vector_of(registers):
     return ir.VectorType(element or ir.IntType(registers.bits), registers.lanes)
 
 
-def i32(count=1):
-    """Bundle type of int32 x 16."""
-    return Registers("i", 32, 16, count)
+def i32(count=1, lanes=16):
+    """Bundle type of int32."""
+    return Registers("i", 32, lanes, count)
 
 
-def f32(count=1):
-    """Bundle type of float32 x 16."""
-    return Registers("f", 32, 16, count)
+def f32(count=1, lanes=16):
+    """Bundle type of float32."""
+    return Registers("f", 32, lanes, count)
 
 
-u8x64 = Registers("i", 8, 64)
-I32, F32, U8X64 = vector_of(i32()), vector_of(f32()), vector_of(u8x64)
+def codes(lanes=16):
+    """One register with four bytes for each of `lanes` rows."""
+    return Registers("i", 8, 4 * lanes)
+
+
+def integers(lanes, bits=32):
+    """LLVM vector of integers."""
+    return ir.VectorType(ir.IntType(bits), lanes)
+
+
+def floats(lanes):
+    """LLVM vector of float32."""
+    return ir.VectorType(ir.FloatType(), lanes)
+
+
 INT = ir.IntType(64)
-BYTES = {n: ir.VectorType(ir.IntType(8), n) for n in (16, 32, 64)}
 address = types.int64
 
 
@@ -116,7 +130,7 @@ def splat_value(b, scalar, llvm):
     """A scalar to every lane."""
     undef = ir.Constant(llvm, ir.Undefined)
     first = b.insert_element(undef, scalar, ir.Constant(ir.IntType(32), 0))
-    return b.shuffle_vector(first, undef, constant(ir.VectorType(ir.IntType(32), llvm.count), 0))
+    return b.shuffle_vector(first, undef, constant(integers(llvm.count), 0))
 
 
 def call_llvm(b, name, result, arguments):
@@ -161,16 +175,22 @@ def _is_float(value):
 
 
 def _shift_bytes(b, v, left):
-    """Shift 64 bytes as 16-bit lanes (x86 shifts no bytes); the caller masks what crossed over."""
-    words = ir.VectorType(ir.IntType(16), 32)
+    """Shift bytes as 16-bit lanes (x86 shifts no bytes); the caller masks what crossed over."""
+    as_bytes, words = v.type, integers(v.type.count // 2, 16)
     v = b.bitcast(v, words)
     if left:
         v = (b.shl if left > 0 else b.lshr)(v, constant(words, abs(left)))
-    return b.bitcast(v, U8X64)
+    return b.bitcast(v, as_bytes)
 
 
 def _and_bytes(b, v, mask):
-    return b.and_(v, constant(U8X64, mask))
+    return b.and_(v, constant(v.type, mask))
+
+
+def _call_f32(b, name, *vectors):
+    """A float32 LLVM intrinsic for this many lanes."""
+    kind = vectors[0].type
+    return call_llvm(b, f"llvm.{name}.v{kind.count}f32", kind, list(vectors))
 
 
 def _greater_select(b, x, y):
@@ -185,22 +205,22 @@ mul = binary(lambda b, x, y: b.fmul(x, y) if _is_float(x) else b.mul(x, y))
 div = binary(lambda b, x, y: b.fdiv(x, y))
 maximum = binary(_greater_select)
 minimum = binary(lambda b, x, y: b.select(b.fcmp_ordered("<", x, y), x, y))
-fma = ternary(lambda b, x, y, z: call_llvm(b, "llvm.fma.v16f32", F32, [x, y, z]))
-fnma = ternary(lambda b, x, y, z: call_llvm(b, "llvm.fma.v16f32", F32, [b.fneg(x), y, z]))
-absolute = unary(lambda b, x: call_llvm(b, "llvm.fabs.v16f32", F32, [x]))
+fma = ternary(lambda b, x, y, z: _call_f32(b, "fma", x, y, z))
+fnma = ternary(lambda b, x, y, z: _call_f32(b, "fma", b.fneg(x), y, z))
+absolute = unary(lambda b, x: _call_f32(b, "fabs", x))
 negate = unary(lambda b, x: b.fneg(x))
-to_f32 = unary(lambda b, x: b.sitofp(x, F32), lambda x: f32(x.count))
-round_f32 = unary(lambda b, x: call_llvm(b, "llvm.rint.v16f32", F32, [x]))
-to_i32 = unary(lambda b, x: b.fptosi(x, I32), lambda x: i32(x.count))
+to_f32 = unary(lambda b, x: b.sitofp(x, floats(x.type.count)), lambda x: f32(x.count, x.lanes))
+round_f32 = unary(lambda b, x: _call_f32(b, "rint", x))
+to_i32 = unary(lambda b, x: b.fptosi(x, integers(x.type.count)), lambda x: i32(x.count, x.lanes))
 
 
 def _times_power_of_two(b, x, n):
     """x * 2**n by adding n to the exponent; the caller keeps the result normal."""
-    shifted = b.shl(n, constant(I32, 23))
-    return b.bitcast(b.add(b.bitcast(x, I32), shifted), F32)
+    shifted = b.shl(n, constant(n.type, 23))
+    return b.bitcast(b.add(b.bitcast(x, n.type), shifted), x.type)
 
 
-times_power_of_two = binary(_times_power_of_two, lambda x, n: f32(x.count))
+times_power_of_two = binary(_times_power_of_two, lambda x, n: f32(x.count, x.lanes))
 
 
 @intrinsic(prefer_literal=True)
@@ -211,7 +231,7 @@ def with_high_bits(typingctx, nibbles, pairs, k):
     def codegen(ctx, b, sig, args):
         return each(b, sig, args, lambda b, t, low, high, _: b.or_(low, _and_bytes(b, _shift_bytes(b, high, 4 - 2 * position), 0x30)))
 
-    return u8x64(u8x64, u8x64, k), codegen
+    return nibbles(nibbles, pairs, k), codegen
 
 
 @intrinsic(prefer_literal=True)
@@ -222,29 +242,51 @@ def with_high_bit(typingctx, nibbles, bits, k):
     def codegen(ctx, b, sig, args):
         return each(b, sig, args, lambda b, t, low, high, _: b.or_(low, _and_bytes(b, _shift_bytes(b, high, 4 - position), 0x10)))
 
-    return u8x64(u8x64, u8x64, k), codegen
+    return nibbles(nibbles, bits, k), codegen
 
 
-def _count(kind):
-    return kind.literal_value if isinstance(kind, types.Literal) else kind.count
+def _shape(like):
+    """Bundle width and lanes of a bundle, a target, or a literal width."""
+    return (like.literal_value, 16) if isinstance(like, types.Literal) else (like.count, like.lanes)
 
 
 def _constant(kind, value):
     def typer(typingctx, like):
-        result = kind(_count(like))
+        result = kind(*_shape(like))
 
         def codegen(ctx, b, sig, args):
-            return each(b, sig, [], lambda b, t: constant(vector_of(result), value))
+            return each(b, result(), [], lambda b, t: constant(vector_of(result), value))
 
-        def emit(ctx, b, sig, args):
-            return codegen(ctx, b, result(), [])
-
-        return result(like), emit
+        return result(like), codegen
 
     return intrinsic(prefer_literal=True)(typer)
 
 
 zero_i32, zero_f32 = _constant(i32, 0), _constant(f32, 0.0)
+
+
+def _splatter(kind, scalar_type):
+    """An intrinsic (like, scalar) -> one register with as many lanes as `like`."""
+
+    def typer(typingctx, like, scalar):
+        result = kind(1, _shape(like)[1])
+
+        def codegen(ctx, b, sig, args):
+            value = ctx.cast(b, args[1], sig.args[1], scalar_type)
+            return each(b, result(), [], lambda b, t: splat_value(b, value, vector_of(result)))
+
+        return result(like, scalar_type), codegen
+
+    return intrinsic(prefer_literal=True)(typer)
+
+
+splat_like, splat_i32_like = _splatter(f32, types.float32), _splatter(i32, types.int32)
+
+
+@intrinsic
+def splat(typingctx, scalar):
+    """One float32 to 16 lanes."""
+    return f32()(types.float32), lambda ctx, b, sig, args: each(b, sig, args, lambda b, t, x: splat_value(b, x, floats(16)))
 
 
 @intrinsic
@@ -253,36 +295,68 @@ def count_of(typingctx, like):
     return types.int64(like), lambda ctx, b, sig, args: ir.Constant(INT, sig.args[0].count)
 
 
-def _loader(kind, memory, convert):
-    """Load one register: `memory` is the LLVM type in memory, convert(builder, value) widens it."""
+@intrinsic
+def lanes_of(typingctx, like):
+    """The lanes of a bundle or target, as a constant."""
+    return types.int64(like), lambda ctx, b, sig, args: ir.Constant(INT, sig.args[0].lanes)
 
-    def typer(typingctx, place):
+
+def _loader_like(kind, memory, convert):
+    """An intrinsic (like, place): one register of as many lanes as `like`; memory(lanes) is the LLVM type in memory."""
+
+    def typer(typingctx, like, place):
+        lanes = like.lanes
+        result = codes(lanes) if kind is codes else kind(1, lanes)
+
         def codegen(ctx, b, sig, args):
-            return each(b, sig, args, lambda b, t, place: convert(b, load_value(b, place, memory)))
+            return each(b, result(), [], lambda b, t: convert(b, load_value(b, args[1], memory(lanes)), lanes))
 
-        return kind(address), codegen
+        return result(like, address), codegen
 
     return intrinsic(typer)
 
 
-def _bf16_to_f32(b, v):
-    return b.bitcast(b.shl(b.zext(v, I32), constant(I32, 16)), F32)
+def _loader(kind, memory, convert):
+    """An intrinsic (place): one register of 16 lanes."""
+
+    def typer(typingctx, place):
+        def codegen(ctx, b, sig, args):
+            return each(b, sig, args, lambda b, t, place: convert(b, load_value(b, place, memory(16)), 16))
+
+        return kind()(address), codegen
+
+    return intrinsic(typer)
 
 
-load_u8x64 = _loader(u8x64, BYTES[64], lambda b, v: v)
-load_u8_as_i32 = _loader(i32(), BYTES[16], lambda b, v: b.zext(v, I32))
-load_i8_as_i32 = _loader(i32(), BYTES[16], lambda b, v: b.sext(v, I32))
-load_u8_as_f32 = _loader(f32(), BYTES[16], lambda b, v: b.uitofp(b.zext(v, I32), F32))
-load_f16 = _loader(f32(), ir.VectorType(ir.HalfType(), 16), lambda b, v: b.fpext(v, F32))
-load_bf16 = _loader(f32(), ir.VectorType(ir.IntType(16), 16), _bf16_to_f32)
-load_f32 = _loader(f32(), F32, lambda b, v: v)
+def _halves(lanes):
+    return ir.VectorType(ir.HalfType(), lanes)
+
+
+def _widen_half(b, v, lanes):
+    return b.fpext(v, floats(lanes))
+
+
+def _widen_bfloat(b, v, lanes):
+    return b.bitcast(b.shl(b.zext(v, integers(lanes)), constant(integers(lanes), 16)), floats(lanes))
+
+
+load_codes_like = _loader_like(codes, lambda lanes: integers(4 * lanes, 8), lambda b, v, lanes: v)
+load_i8_like = _loader_like(i32, lambda lanes: integers(lanes, 8), lambda b, v, lanes: b.sext(v, integers(lanes)))
+load_u8_like = _loader_like(
+    f32, lambda lanes: integers(lanes, 8), lambda b, v, lanes: b.uitofp(b.zext(v, integers(lanes)), floats(lanes))
+)
+load_f16_like = _loader_like(f32, _halves, _widen_half)
+load_bf16_like = _loader_like(f32, lambda lanes: integers(lanes, 16), _widen_bfloat)
+load_f32_like = _loader_like(f32, floats, lambda b, v, lanes: v)
+load_f16 = _loader(f32, _halves, _widen_half)
+load_f32 = _loader(f32, floats, lambda b, v, lanes: v)
 
 
 def _strided(kind, element):
     """Load a bundle, `stride` bytes apart: one element to all lanes, or (element None) whole vectors."""
 
     def typer(typingctx, place, stride, like):
-        result = kind(_count(like))
+        result = kind(*_shape(like))
         vector = vector_of(result)
 
         def codegen(ctx, b, sig, args):
@@ -302,18 +376,6 @@ def _strided(kind, element):
 broadcast_i32 = _strided(i32, ir.IntType(32))
 broadcast_f32 = _strided(f32, ir.FloatType())
 load_f32s = _strided(f32, None)
-
-
-@intrinsic
-def splat(typingctx, scalar):
-    """One float32 to all lanes."""
-    return f32()(types.float32), lambda ctx, b, sig, args: each(b, sig, args, lambda b, t, x: splat_value(b, x, F32))
-
-
-@intrinsic
-def splat_i32(typingctx, scalar):
-    """One int32 to all lanes."""
-    return i32()(types.int32), lambda ctx, b, sig, args: each(b, sig, args, lambda b, t, x: splat_value(b, x, I32))
 
 
 @intrinsic
@@ -340,8 +402,8 @@ def _storer(kind, convert):
 
 
 store_f32 = _storer(f32(), lambda b, v: v)
-store_f16 = _storer(f32(), lambda b, v: b.fptrunc(v, ir.VectorType(ir.HalfType(), 16)))
-store_i8 = _storer(i32(), lambda b, v: b.trunc(v, BYTES[16]))
+store_f16 = _storer(f32(), lambda b, v: b.fptrunc(v, _halves(16)))
+store_i8 = _storer(i32(), lambda b, v: b.trunc(v, integers(16, 8)))
 
 
 def _reduction(kind, result, combine):
@@ -351,7 +413,7 @@ def _reduction(kind, result, combine):
         def codegen(ctx, b, sig, args):
             vector = b.extract_value(args[0], 0)
             for half in (8, 4, 2, 1):
-                index = ir.VectorType(ir.IntType(32), half)
+                index = integers(half)
                 low = b.shuffle_vector(vector, vector, ir.Constant(index, list(range(half))))
                 high = b.shuffle_vector(vector, vector, ir.Constant(index, list(range(half, 2 * half))))
                 vector = combine(b, low, high)
@@ -373,9 +435,9 @@ def keep_lanes(typingctx, x, count, other):
 
     def codegen(ctx, b, sig, args):
         def emit(b, t, x, count, other):
-            limit = splat_value(b, b.trunc(count, ir.IntType(32)), I32)
-            inside = b.icmp_signed("<", ir.Constant(I32, list(range(16))), limit)
-            return b.select(inside, x, splat_value(b, other, F32))
+            limit = splat_value(b, b.trunc(count, ir.IntType(32)), integers(16))
+            inside = b.icmp_signed("<", ir.Constant(integers(16), list(range(16))), limit)
+            return b.select(inside, x, splat_value(b, other, floats(16)))
 
         return each(b, sig, args, emit)
 
@@ -388,9 +450,9 @@ def keep_from(typingctx, x, first, other):
 
     def codegen(ctx, b, sig, args):
         def emit(b, t, x, first, other):
-            limit = splat_value(b, b.trunc(first, ir.IntType(32)), I32)
-            inside = b.icmp_signed(">=", ir.Constant(I32, list(range(16))), limit)
-            return b.select(inside, x, splat_value(b, other, F32))
+            limit = splat_value(b, b.trunc(first, ir.IntType(32)), integers(16))
+            inside = b.icmp_signed(">=", ir.Constant(integers(16), list(range(16))), limit)
+            return b.select(inside, x, splat_value(b, other, floats(16)))
 
         return each(b, sig, args, emit)
 
