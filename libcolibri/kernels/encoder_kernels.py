@@ -41,7 +41,7 @@ def gelu(x):
     return select_greater(u, splat(GELU_CUT), add(half, absolute(half)), fma(u, div(p, q), half))
 
 
-def make_gelu(width):
+def make_gelu(isa, width):
     """Kernel: x = gelu(x) in place, and its int8 panels.
 
     operands: address of the number of tokens, x, x stride, columns, panels (`width` tokens wide) or 0, scratch, scratch bytes per rank.
@@ -61,6 +61,24 @@ def make_gelu(width):
         return 0
 
     return gelu_quantize
+
+
+def make_quantize(isa, width):
+    """Kernel: the int8 panels of float32 rows.
+
+    operands: address of the number of tokens, x, x stride, columns, panels (`width` tokens wide), scratch, scratch bytes per rank.
+    """
+
+    @kernel
+    def quantize(operands, rank, threads):
+        tokens, x, stride, cols = get_i64(get_i64(operands)), get_i64(operands + 8), get_i64(operands + 16), get_i64(operands + 24)
+        panels, scratch = get_i64(operands + 32), get_i64(operands + 40) + rank * get_i64(operands + 48)
+        first, last = share(tokens, rank, threads)
+        for t in range(first, last):
+            quantize_row(x + t * stride, cols, panels, t, tokens, width, scratch)
+        return 0
+
+    return quantize
 
 
 @inline
@@ -101,7 +119,7 @@ def _layer_norm(x, residual, cols, weight, bias, epsilon, out, scratch):
         store_f32(out + at, fma(normal, load_f32(weight + at), load_f32(bias + at)))
 
 
-def make_layer_norm(width):
+def make_layer_norm(isa, width):
     """Kernel: out = LayerNorm(x + residual), as float32 rows and as int8 panels.
 
     operands: address of the number of tokens, x, x stride, residual or 0, residual stride, address of int64 row numbers of the residual
@@ -188,7 +206,7 @@ def attention_scratch_bytes(longest: int, head_size: int) -> int:
     return 64 + padded * 4 * QUERIES + 2 * padded * head_size * 4
 
 
-def make_attention(isa):
+def make_text_attention(isa):
     """Kernel: softmax(q @ k^T * scale) @ v within every text and head, each position seeing its whole text.
 
     operands: address of the number of texts, starts (int64), q, k, v, their stride, heads, head size (a multiple of 16), address of the
@@ -212,42 +230,46 @@ def make_attention(isa):
             t = 0
             while t + QUERIES <= tokens:
                 q_at, out_at = q + (start + t) * stride + at, out + (start + t) * out_stride + at
-                _attend(target(isa, F32, QUERIES), q_at, stride, tokens, head, scale, keys, values, out_at, out_stride, scores, padded * 4)
+                _attend(target(isa, F32, QUERIES, 16), q_at, stride, tokens, head, scale, keys, values, out_at, out_stride, scores, padded * 4)
                 t += QUERIES
             while t < tokens:
                 q_at, out_at = q + (start + t) * stride + at, out + (start + t) * out_stride + at
-                _attend(target(isa, F32, 1), q_at, stride, tokens, head, scale, keys, values, out_at, out_stride, scores, padded * 4)
+                _attend(target(isa, F32, 1, 16), q_at, stride, tokens, head, scale, keys, values, out_at, out_stride, scores, padded * 4)
                 t += 1
         return 0
 
     return attention
 
 
-@kernel
-def pool(operands, rank, threads):
-    """out[i] = mean of text i's rows (or its first row), scaled to length 1 if asked.
+def make_pool(isa):
+    """Kernel: out[i] = mean of text i's rows (or its first row), scaled to length 1 if asked.
 
     operands: address of the number of texts, starts (int64), x, x stride, columns, first row only (0/1), normalise (0/1), out, out stride.
     A zero vector stays zero.
     """
-    texts, starts, x0, stride = get_i64(get_i64(operands)), get_i64(operands + 8), get_i64(operands + 16), get_i64(operands + 24)
-    slices, first_only, normalize = get_i64(operands + 32) // 16, get_i64(operands + 40), get_i64(operands + 48)
-    out0, out_stride = get_i64(operands + 56), get_i64(operands + 64)
-    for text in range(rank, texts, threads):
-        first, last = get_i64(starts + text * 8), get_i64(starts + text * 8 + 8)
-        if first_only:
-            last = first + 1
-        out, squares = out0 + text * out_stride, zero_f32(1)
-        share_of_one = splat(ONE / _f(last - first))
-        for i in range(slices):
-            total = zero_f32(1)
-            for t in range(first, last):
-                total = add(total, load_f32(x0 + t * stride + i * 64))
-            total = mul(total, share_of_one)
-            squares = fma(total, total, squares)
-            store_f32(out + i * 64, total)
-        length = np.sqrt(reduce_add(squares))
-        if normalize and length > ZERO:
+
+    @kernel
+    def pool(operands, rank, threads):
+        texts, starts, x0, stride = get_i64(get_i64(operands)), get_i64(operands + 8), get_i64(operands + 16), get_i64(operands + 24)
+        slices, first_only, normalize = get_i64(operands + 32) // 16, get_i64(operands + 40), get_i64(operands + 48)
+        out0, out_stride = get_i64(operands + 56), get_i64(operands + 64)
+        for text in range(rank, texts, threads):
+            first, last = get_i64(starts + text * 8), get_i64(starts + text * 8 + 8)
+            if first_only:
+                last = first + 1
+            out, squares = out0 + text * out_stride, zero_f32(1)
+            share_of_one = splat(ONE / _f(last - first))
             for i in range(slices):
-                store_f32(out + i * 64, div(load_f32(out + i * 64), splat(length)))
-    return 0
+                total = zero_f32(1)
+                for t in range(first, last):
+                    total = add(total, load_f32(x0 + t * stride + i * 64))
+                total = mul(total, share_of_one)
+                squares = fma(total, total, squares)
+                store_f32(out + i * 64, total)
+            length = np.sqrt(reduce_add(squares))
+            if normalize and length > ZERO:
+                for i in range(slices):
+                    store_f32(out + i * 64, div(load_f32(out + i * 64), splat(length)))
+        return 0
+
+    return pool
