@@ -12,7 +12,7 @@ class FloatFormat(Format):
         element = f"u{self.ggml_block_bytes}"
         source, target = blocks.view(element)[..., 0], tiles.view(element)  # (O, I), (groups, I, 16)
         whole = len(source) // TILE_ROWS
-        target[:whole] = source[: whole * TILE_ROWS].reshape(whole, TILE_ROWS, -1).transpose(0, 2, 1)
+        target[:whole] = source[: whole * TILE_ROWS].reshape(whole, TILE_ROWS, source.shape[1]).transpose(0, 2, 1)
         if len(source) % TILE_ROWS:
             target[whole, :, : len(source) % TILE_ROWS] = source[whole * TILE_ROWS :].T
 
