@@ -58,6 +58,12 @@ def _store_kv(like, place, value):
 
 
 @inline
+def _cache_of(descriptor):
+    """K, V, bytes per KV head of K, of V."""
+    return get_i64(descriptor), get_i64(descriptor + 8), get_i64(descriptor + 16), get_i64(descriptor + 24)
+
+
+@inline
 def rotate(x, angles, half, out):
     """RoPE of one head, pairs (i, i + half): out = (a cos - b sin, b cos + a sin). angles: `half` cosines, `half` sines."""
     done = half // 16 * 16
@@ -87,8 +93,8 @@ def make_rope_append(isa, kv_format):
     """Kernel: norm (where a head has one) and RoPE of q in place and of k; k and v into the cache. Ranks share (token, head) units.
 
     operands: address of the number of tokens, address of the first position, q, q stride, heads, k, v, their stride, KV heads, head_dim,
-    RoPE table ([position][head_dim] float32: cosines, sines), q norm weight or 0, k norm weight or 0, address of epsilon, K cache,
-    V cache, bytes per KV head of K, of V, scratch, scratch bytes per rank (at least 8 * head_dim + 512).
+    RoPE table ([position][head_dim] float32: cosines, sines), q norm weight or 0, k norm weight or 0, address of epsilon, address of the
+    layer's cache descriptor (K, V, bytes per KV head of K, of V), scratch, scratch bytes per rank (at least 8 * head_dim + 512).
     """
 
     @kernel
@@ -97,8 +103,8 @@ def make_rope_append(isa, kv_format):
         heads, k, v, kv_stride = get_i64(operands + 32), get_i64(operands + 40), get_i64(operands + 48), get_i64(operands + 56)
         kv_heads, head_dim, table = get_i64(operands + 64), get_i64(operands + 72), get_i64(operands + 80)
         q_norm, k_norm, epsilon = get_i64(operands + 88), get_i64(operands + 96), get_f32(get_i64(operands + 104))
-        k_cache, v_cache, k_head, v_head = get_i64(operands + 112), get_i64(operands + 120), get_i64(operands + 128), get_i64(operands + 136)
-        scratch = get_i64(operands + 144) + rank * get_i64(operands + 152)
+        k_cache, v_cache, k_head, v_head = _cache_of(get_i64(operands + 112))
+        scratch = get_i64(operands + 120) + rank * get_i64(operands + 128)
         like = target(isa, kv_format, 1, 16)
         size = 4 if kv_format == KV_F32 else 2
         units = heads + kv_heads
@@ -180,9 +186,9 @@ def _attend(like, q, head_dim, keys, values, first, count, scale, out, scores, r
 def make_attention(isa, kv_format, group):
     """Kernel: causal attention of every token over the cache; `group` query heads (of one KV head) share a pass over K and V.
 
-    operands: address of the number of tokens, address of the first position, q, q stride, heads, KV heads, head_dim, K cache, V cache, bytes
-    per KV head of K, of V, address of the scale, window (0: none), out, out stride, scratch, scratch bytes per rank (at least
-    group * (4 * positions rounded up to 16) + 64), bytes between two heads' scores in it. Ranks share (head group, token) units.
+    operands: address of the number of tokens, address of the first position, q, q stride, heads, KV heads, head_dim, address of the layer's
+    cache descriptor (K, V, bytes per KV head of K, of V), address of the scale, window (0: none), out, out stride, scratch, scratch bytes
+    per rank (at least group * (4 * positions rounded up to 16) + 64), bytes between two heads' scores in it. Ranks share (head group, token) units.
     out[t] = softmax(q . K * scale) @ V over positions max(0, p - window + 1) .. p of token position p.
     """
 
@@ -190,10 +196,10 @@ def make_attention(isa, kv_format, group):
     def attention(operands, rank, threads):
         tokens, start, q, q_stride = get_i64(get_i64(operands)), get_i64(get_i64(operands + 8)), get_i64(operands + 16), get_i64(operands + 24)
         heads, kv_heads, head_dim = get_i64(operands + 32), get_i64(operands + 40), get_i64(operands + 48)
-        k_cache, v_cache, k_head, v_head = get_i64(operands + 56), get_i64(operands + 64), get_i64(operands + 72), get_i64(operands + 80)
-        scale, window = get_f32(get_i64(operands + 88)), get_i64(operands + 96)
-        out, out_stride = get_i64(operands + 104), get_i64(operands + 112)
-        scores, row_bytes = get_i64(operands + 120) + rank * get_i64(operands + 128), get_i64(operands + 136)
+        k_cache, v_cache, k_head, v_head = _cache_of(get_i64(operands + 56))
+        scale, window = get_f32(get_i64(operands + 64)), get_i64(operands + 72)
+        out, out_stride = get_i64(operands + 80), get_i64(operands + 88)
+        scores, row_bytes = get_i64(operands + 96) + rank * get_i64(operands + 104), get_i64(operands + 112)
         like = target(isa, kv_format, group, 16)
         size = 4 if kv_format == KV_F32 else 2
         groups = heads // group

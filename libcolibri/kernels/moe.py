@@ -17,7 +17,7 @@ Routing state of a layer, int64 arrays (A = T * K assignments, E experts):
 import numpy as np
 
 from ..simd.registers import (
-    add, div, fma, load_f32, maximum, mul, reduce_add, reduce_max, splat, store_f32, sub, target, zero_f32, keep_lanes, negate,
+    add, div, fma, keep_lanes, load_f32, maximum, mul, negate, reduce_add, reduce_max, splat, store_f32, sub, target, zero_f32,
 )
 from ..simd.scalars import get_f32, get_i32, get_i64, put_f32, put_i32, put_i64
 from .activations import BLOCK, quantize_row
@@ -84,7 +84,7 @@ def make_route(isa):
 def make_sort(isa):
     """Kernel (rank 0): sort assignments by expert and forget what was done.
 
-    operands: address of the number of tokens, K, E, ids, slot, count, first, token, done.
+    operands: address of the number of tokens, K, E, ids, slot, count, first, token, done, address of the flag "first wave" (set).
     """
 
     @kernel
@@ -94,6 +94,7 @@ def make_sort(isa):
         tokens, chosen, experts = get_i64(get_i64(operands)), get_i64(operands + 8), get_i64(operands + 16)
         ids, slot, count = get_i64(operands + 24), get_i64(operands + 32), get_i64(operands + 40)
         first, token, done = get_i64(operands + 48), get_i64(operands + 56), get_i64(operands + 64)
+        put_i64(get_i64(operands + 72), 1)
         for e in range(experts):
             put_i64(count + e * 8, 0)
             put_i64(done + e * 8, 0)

@@ -50,7 +50,7 @@ def _bf16_from_blocks(blocks: np.ndarray) -> np.ndarray:
     return (np.ascontiguousarray(blocks).view(np.uint16).astype(np.uint32) << 16).view(np.float32)
 
 
-# max_error: half a unit in the last place; for f16 also its subnormals, hence the generous bound of a block's largest weight.
-F32 = FloatFormat("f32", 1, 64, 0, 4, (), _f32_from_blocks, _f32_to_blocks, 0.0)
-F16 = FloatFormat("f16", 1, 32, 1, 2, (), _f16_from_blocks, _f16_to_blocks, 2**-11)
-BF16 = FloatFormat("bf16", 1, 32, 30, 2, (), _bf16_from_blocks, _bf16_to_blocks, 2**-8)
+# max_error: half a unit in the last place.
+F32 = FloatFormat("f32", 1, 64, 0, 4, (), _f32_from_blocks, _f32_to_blocks, 0.0, 0.0)
+F16 = FloatFormat("f16", 1, 32, 1, 2, (), _f16_from_blocks, _f16_to_blocks, 2**-11, 2**-25)
+BF16 = FloatFormat("bf16", 1, 32, 30, 2, (), _bf16_from_blocks, _bf16_to_blocks, 2**-8, 2**-134)

@@ -1,0 +1,139 @@
+"""`colibri run`: one prompt in, the model's text out, streamed.
+
+In: a model directory and a prompt (-p, or standard input).  Out: text on standard output; the memory plan and the timing on
+standard error. A model without a tokenizer takes and gives token ids.
+"""
+
+import sys
+from contextlib import closing
+from typing import Any
+
+import click
+
+from ..errors import INTERRUPTED, reports_errors
+from ..generation import stats_dict, stats_line, stats_table
+from ..interrupt import cancel_on_interrupt
+from ..options import command, engine_arguments, engine_options, json_option, sampling_options, take_sampling
+from ..progress import ProgressLine
+from ..services import Services
+from ..text import neutralise, to_json
+
+
+@command(name="run")
+@click.option("-m", "--model", required=True, metavar="MODEL", help="Model directory, or the name of one in the models folder.")
+@click.option("-p", "--prompt", metavar="TEXT", help="The prompt; '-' or nothing reads standard input.")
+@click.option("--system", metavar="TEXT", help="System message before the prompt.")
+@engine_options
+@sampling_options
+@click.option("-n", "--max-tokens", type=click.IntRange(min=1), metavar="N", help="Stop after N tokens.  [default: the context's end]")
+@click.option("--stop", multiple=True, metavar="TEXT", help="Stop before this text; may be given several times.")
+@click.option("--raw", is_flag=True, help="Do not apply the chat template: continue the text as it is.")
+@json_option
+@click.option("--stats", "show_stats", is_flag=True, help="Print every number of the timing, not one line.")
+@click.pass_context
+@reports_errors
+def run(ctx: click.Context, model: str, **options: Any) -> None:
+    """Continue or answer a prompt.
+
+    The answer goes to standard output, everything else to standard error. The chat template is applied unless --raw is given.
+    A model without a tokenizer takes token ids (1 2 3) and prints token ids.
+    """
+    services = ctx.obj or Services()
+    path = services.home.model(model)
+    text = read_prompt(options["prompt"], sys.stdin)
+    sampling = services.sampling(**take_sampling(options))  # wrong values are refused before the model is loaded
+    with ProgressLine(sys.stderr) as progress:
+        engine = services.open_engine(path, on_progress=progress.report, **engine_arguments(options))
+        progress.clear()
+        with closing(engine):
+            click.echo(neutralise(engine.plan.line()), err=True)
+            prompt = build_prompt(engine, text, options["system"], options["raw"])
+            finish_reason = generate(engine, prompt, sampling, options, progress)
+    if finish_reason == "cancelled":
+        raise SystemExit(INTERRUPTED)
+
+
+def read_prompt(prompt: str | None, stdin: Any) -> str:
+    """The prompt given, or what standard input holds; usage error if there is neither."""
+    if prompt is None and stdin.isatty():
+        raise click.UsageError("no prompt: give one with -p TEXT, or pipe one into standard input")
+    text = stdin.read() if prompt in (None, "-") else prompt
+    if not text.strip():
+        raise click.UsageError("the prompt is empty")
+    return text
+
+
+def build_prompt(engine: Any, text: str, system: str | None, raw: bool) -> Any:
+    """What `session.generate` takes: token ids without a tokenizer, raw text, or messages."""
+    if engine.tokenizer is None:
+        return parse_token_ids(text)
+    if raw:
+        return (system + "\n" + text) if system else text
+    if engine.chat_template is None:
+        click.echo("this model has no chat template: the prompt is continued as it is", err=True)
+        return text
+    messages = [{"role": "user", "content": text}]
+    return [{"role": "system", "content": system}, *messages] if system else messages
+
+
+def parse_token_ids(text: str) -> list[int]:
+    """'1 2 3', '1,2,3' or '[1, 2, 3]' as numbers."""
+    words = text.strip().strip("[]").replace(",", " ").split()
+    if not words or not all(word.isdecimal() for word in words):
+        from libcolibri.errors import TokenizerError
+
+        raise TokenizerError(f"this model has no tokenizer, so the prompt must be token ids such as '1 2 3', found {text.strip()[:40]!r}")
+    return [int(word) for word in words]
+
+
+def generate(engine: Any, prompt: Any, sampling: Any, options: dict[str, Any], progress: ProgressLine) -> str | None:
+    """Stream one completion; returns its finish reason."""
+    show = make_writer(options["as_json"], sys.stdout.isatty())
+    pieces: list[str] = []
+    token_ids: list[int] = []
+    step = None
+    with cancel_on_interrupt() as cancel:
+        steps = engine.new_session().generate(
+            prompt, sampling, max_tokens=options["max_tokens"], stop=tuple(options["stop"]), cancel=cancel
+        )
+        for step in steps:
+            if step.token_id is None and not step.text and step.finish_reason is None:
+                progress.report("reading the prompt, tokens", step.stats.prefilled_tok + step.stats.reused_tok, step.stats.prompt_tok)
+                continue
+            progress.clear()
+            piece = step.text if engine.tokenizer is not None or step.token_id is None else f"{step.token_id} "
+            if step.token_id is not None:
+                token_ids.append(step.token_id)
+            pieces.append(piece)
+            show(piece)
+    progress.clear()
+    finish(step, "".join(pieces), token_ids, options, show)
+    return step.finish_reason if step else None
+
+
+def make_writer(as_json: bool, terminal: bool) -> Any:
+    """A function that shows a piece at once: exact bytes into a pipe, harmless characters on a terminal, nothing for JSON."""
+
+    def write(piece: str) -> None:
+        if piece and not as_json:
+            sys.stdout.write(neutralise(piece) if terminal else piece)
+            sys.stdout.flush()
+
+    return write
+
+
+def finish(step: Any, text: str, token_ids: list[int], options: dict[str, Any], show: Any) -> None:
+    """End the output: a newline, or the JSON object; then the timing on standard error."""
+    if step is None:
+        return
+    if options["as_json"]:
+        click.echo(to_json({"text": text, "token_ids": token_ids, "finish_reason": step.finish_reason, "stats": stats_dict(step.stats)}))
+    elif not text.endswith("\n"):
+        show("\n")
+    if step.finish_reason == "cancelled":
+        click.echo("stopped by Ctrl-C: the text above is not complete", err=True)
+    if options["show_stats"]:
+        for name, value in stats_table(step.stats):
+            click.echo(f"{name:>18}  {value}", err=True)
+    else:
+        click.echo(stats_line(step.stats), err=True)

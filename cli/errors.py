@@ -1,0 +1,90 @@
+"""From an exception to one line on standard error and an exit code.
+
+In: the function behind a command.  Out: the same function, with a user's mistake reported in one line, never a traceback.
+A fault of our own (any other exception) keeps its traceback, because that is what a bug report needs.
+"""
+
+import functools
+import io
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+from .text import one_line
+
+DONE = 0
+FAILED = 1
+USAGE = 2  # click's own code for wrong arguments
+NOT_IN_DOCUMENTS = 3
+SKIPPED = 4
+INTERRUPTED = 130  # 128 + SIGINT, as shells report it
+PIPE_CLOSED = 141  # 128 + SIGPIPE
+
+EXIT_CODES = {
+    DONE: "done",
+    FAILED: "an error, told in one line on standard error",
+    USAGE: "wrong arguments",
+    NOT_IN_DOCUMENTS: "colibri-chat --once: the documents do not say",
+    SKIPPED: "colibri-ingest: done, but some files were skipped",
+    INTERRUPTED: "interrupted with Ctrl-C",
+    PIPE_CLOSED: "the reader of the output went away",
+}
+
+
+def exit_codes_help(*codes: int) -> str:
+    """The `Exit codes` paragraph of a command's --help."""
+    lines = [f"{code}  {EXIT_CODES[code]}" for code in sorted({DONE, FAILED, USAGE, INTERRUPTED, *codes})]
+    return "\b\nExit codes:\n" + "\n".join(f"  {line}" for line in lines)
+
+
+def reports_errors(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Decorate a command so that what a user can cause ends in one line and a documented exit code."""
+
+    @functools.wraps(function)
+    def guarded(*args: Any, **kwargs: Any) -> Any:
+        for stream in (sys.stdout, sys.stderr):
+            if isinstance(stream, io.TextIOWrapper):
+                stream.reconfigure(errors="replace")  # a console of few characters shows '?', it does not end the program
+        try:
+            result = function(*args, **kwargs)
+            sys.stdout.flush()
+            return result
+        except BrokenPipeError:
+            _silence_stdout()
+            raise SystemExit(PIPE_CLOSED) from None
+        except KeyboardInterrupt:
+            click.echo("interrupted", err=True)
+            raise SystemExit(INTERRUPTED) from None
+        except Exception as error:
+            message = user_message(error)
+            if message is None:
+                raise
+            click.echo(f"error: {message}", err=True)
+            raise SystemExit(FAILED) from None
+
+    return guarded
+
+
+def user_message(error: BaseException) -> str | None:
+    """One line for an error that a user can cause, None for a fault of ours."""
+    from libcolibri.errors import ColibriError  # only once something failed: --help needs no core
+
+    if isinstance(error, ColibriError):
+        return one_line(str(error))
+    if isinstance(error, OSError) and error.strerror:
+        return one_line(f"{error.filename}: {error.strerror}" if error.filename else error.strerror)
+    if isinstance(error, MemoryError):
+        return "out of memory: use a smaller --ctx or --expert-cache"
+    return None
+
+
+def _silence_stdout() -> None:
+    """Point standard output at nothing, or the interpreter complains about the closed pipe when it exits."""
+    try:
+        descriptor = sys.stdout.fileno()
+    except OSError:  # a stand-in stream without a descriptor has no closed pipe either
+        return
+    os.dup2(os.open(os.devnull, os.O_WRONLY), descriptor)

@@ -1,0 +1,33 @@
+"""Ctrl-C during an answer stops the answer, not the program.
+
+In: SIGINT while the context is entered.  Out: a set event the first time, KeyboardInterrupt the second time.
+"""
+
+import contextlib
+import signal
+import threading
+from collections.abc import Iterator
+from types import FrameType
+
+
+@contextlib.contextmanager
+def cancel_on_interrupt() -> Iterator[threading.Event]:
+    """Yield the event that Ctrl-C sets. A second Ctrl-C raises KeyboardInterrupt, in case the work does not listen.
+
+    Signals can be caught in the main thread only; elsewhere the event is the caller's alone.
+    """
+    cancel = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield cancel
+        return
+
+    def interrupted(signum: int, frame: FrameType | None) -> None:
+        if cancel.is_set():
+            raise KeyboardInterrupt
+        cancel.set()
+
+    previous = signal.signal(signal.SIGINT, interrupted)
+    try:
+        yield cancel
+    finally:
+        signal.signal(signal.SIGINT, previous)

@@ -1,0 +1,85 @@
+"""Progress on standard error: one line that rewrites itself on a terminal, a plain line now and then elsewhere.
+
+In: (stage, done, total) reports.  Out: at most one line of the screen in use, cleared when the work is over.
+"""
+
+import shutil
+import time
+from collections.abc import Callable
+from typing import TextIO
+
+from .text import neutralise, readable_bytes
+
+REDRAW_S = 0.1
+PLAIN_LINE_S = 10.0
+BAR_COLUMNS = 20
+
+
+class ProgressLine:
+    """A status line on `stream`; `clear` removes it before anything else is printed."""
+
+    def __init__(self, stream: TextIO, clock: Callable[[], float] = time.monotonic):
+        self._stream, self._clock = stream, clock
+        self._terminal = stream.isatty()
+        self._shown = False
+        self._last_s = clock()
+        self._stage = ""
+
+    def report(self, stage: str, done: int, total: int) -> None:
+        """Show how far `stage` is; a `total` of 0 means that it is not known."""
+        now = self._clock()
+        due = now - self._last_s >= (REDRAW_S if self._terminal else PLAIN_LINE_S)
+        new_stage = stage != self._stage
+        self._stage = stage
+        if not due and not (self._terminal and (new_stage or done == total)):
+            return
+        self._last_s = now
+        self._show(describe(stage, done, total))
+
+    def note(self, text: str) -> None:
+        """Show a line without numbers, at once on a terminal only."""
+        if self._terminal:
+            self._show(text)
+
+    def clear(self) -> None:
+        """Remove the line from the screen."""
+        if self._shown:
+            self._stream.write("\r\x1b[2K")
+            self._stream.flush()
+            self._shown = False
+
+    def _show(self, text: str) -> None:
+        text = neutralise(text).replace("\n", " ")
+        if not self._terminal:
+            self._stream.write(text + "\n")
+        else:
+            self._stream.write("\r\x1b[2K" + _fit(text, shutil.get_terminal_size().columns - 1))
+            self._shown = True
+        self._stream.flush()
+
+    def __enter__(self) -> "ProgressLine":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.clear()
+
+
+def describe(stage: str, done: int, total: int) -> str:
+    """'[##..] 12 %  reading weights 3/24'; without the share when the total is unknown. A total of a million and more is one of bytes."""
+    if total <= 0:
+        return f"{stage} {done}" if done else f"{stage} …"
+    numbers = f"{done}/{total}" if total < 1_000_000 else f"{readable_bytes(done)} of {readable_bytes(total)}"
+    filled = BAR_COLUMNS * min(done, total) // total
+    return f"[{'#' * filled}{'.' * (BAR_COLUMNS - filled)}] {100 * done // total:3} %  {stage} {numbers}"
+
+
+def _fit(text: str, columns: int) -> str:
+    """`text` cut to `columns` screen columns: a status line that wraps could not be rewritten."""
+    from prompt_toolkit.utils import get_cwidth
+
+    used = 0
+    for index, character in enumerate(text):
+        used += get_cwidth(character)
+        if used > columns:
+            return text[:index]
+    return text

@@ -1,0 +1,185 @@
+"""One question answered: from the documents, from the model alone, or by searching only.
+
+In: the state and a question.  Out: the answer rendered while it is written, and a Turn added to the state.
+"""
+
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from threading import Event
+from typing import Any
+
+from ..generation import stats_line
+from ..interrupt import cancel_on_interrupt
+from ..progress import ProgressLine
+from ..text import one_line
+from .render import Renderer
+from .sources import as_row, from_hits, from_result
+from .state import ReplState, Turn
+
+EXCERPT = 160
+
+
+class Answer:
+    """Gathers one answer while it is written.
+
+    Parameters
+    ----------
+    show : callable
+        Called with each piece of text.
+    progress : ProgressLine
+        Shows the search and the reading of the prompt; cleared before the first piece.
+    """
+
+    def __init__(self, question: str, show: Callable[[str], None], progress: ProgressLine):
+        self.question = question
+        self._show, self._progress = show, progress
+        self._pieces: list[str] = []
+        self._hits: Any = ()
+        self._stats: Any = None
+        self._finish_reason: str | None = None
+        self._result: Any = None
+
+    def take_event(self, event: Any) -> None:
+        """One of colibri_rag's events, told apart by what it carries."""
+        if hasattr(event, "hits"):
+            self._hits = event.hits
+        elif hasattr(event, "stats"):
+            self._read(event.stats)
+        elif hasattr(event, "text"):
+            self._write(event.text)
+        else:
+            self._result = event.result
+            self._stats, self._finish_reason = event.result.generation, event.result.finish_reason
+
+    def take_step(self, step: Any) -> None:
+        """One of the engine's steps, when it is asked without documents."""
+        self._stats, self._finish_reason = step.stats, step.finish_reason
+        if step.token_id is None and not step.text and step.finish_reason is None:
+            self._read(step.stats)
+        else:
+            self._write(step.text)
+
+    def _read(self, stats: Any) -> None:
+        self._stats = stats
+        self._progress.report("reading the question and its sources, tokens", stats.prefilled_tok + stats.reused_tok, stats.prompt_tok)
+
+    def _write(self, piece: str) -> None:
+        if piece:
+            self._progress.clear()
+            self._pieces.append(piece)
+            self._show(piece)
+
+    def turn(self) -> Turn:
+        """The finished turn; without a result (stopped for good) nothing in it is checked."""
+        result, text = self._result, "".join(self._pieces)
+        if result is None:
+            return Turn(self.question, text, from_hits(self._hits), finish_reason=self._finish_reason, stats=self._stats)
+        return Turn(
+            self.question,
+            text,
+            sources=from_result(self._hits, result),
+            cited=tuple(citation.number for citation in result.citations),
+            unknown=tuple(result.unknown_citations),
+            uncited=result.uncited,
+            in_documents=not result.unanswerable,
+            finish_reason=self._finish_reason,
+            stats=self._stats,
+            notes=tuple(notes_of(result.retrieval)),
+        )
+
+
+def notes_of(retrieval: Any) -> Iterator[str]:
+    """What did not fit into the context, in words."""
+    if retrieval.n_left_out:
+        yield f"{retrieval.n_left_out} of the passages found did not fit into the context: a larger --ctx holds more"
+    if retrieval.dropped_history:
+        yield f"{retrieval.dropped_history} earlier messages did not fit into the context: /reset begins anew"
+
+
+def answer(state: ReplState, gathered: Answer, cancel: Event) -> None:
+    """Answer with what the state has open; `gathered` takes it in."""
+    sampling = state.services.sampling(**state.sampling)
+    if state.knowledge_base is None:
+        messages = [*state.history(), {"role": "user", "content": gathered.question}]
+        for step in state.session.generate(messages, sampling, max_tokens=state.max_tokens, cancel=cancel):
+            gathered.take_step(step)
+        return
+    options: dict[str, Any] = {"history": state.history(), "sampling": sampling, "scope": state.services.scope(state.scope)}
+    if state.max_tokens:
+        options["max_tokens"] = state.max_tokens
+    for event in state.knowledge_base.ask(state.session, gathered.question, cancel=cancel, **options):
+        gathered.take_event(event)
+
+
+def gather(state: ReplState, question: str, show: Callable[[str], None]) -> Turn:
+    """Answer and keep the turn. Ctrl-C stops the answer; what was written is kept and marked as stopped."""
+    with ProgressLine(sys.stderr) as progress, cancel_on_interrupt() as cancel:
+        progress.note("searching the documents …" if state.knowledge_base is not None else "reading …")
+        gathered = Answer(question, show, progress)
+        try:
+            answer(state, gathered, cancel)
+        except KeyboardInterrupt:  # a second Ctrl-C: the work did not listen
+            cancel.set()
+    turn = gathered.turn()
+    if cancel.is_set() and turn.finish_reason != "stop":
+        turn = replace(turn, finish_reason="cancelled")
+    state.keep(turn)
+    return turn
+
+
+def ask(state: ReplState, question: str, renderer: Renderer) -> None:
+    """Answer a question, or without a chat model show what the documents have."""
+    if state.engine is None:
+        search(state, question, renderer)
+    else:
+        answer_aloud(state, question, renderer)
+
+
+def answer_aloud(state: ReplState, question: str, renderer: Renderer) -> Turn:
+    """Answer on the screen, with what stands below the answer."""
+    writer = renderer.answer(cites=state.knowledge_base is not None)
+    try:
+        turn = gather(state, question, writer.push)
+    finally:
+        writer.close()
+    conclude(turn, renderer)
+    return turn
+
+
+def answer_quietly(state: ReplState, question: str) -> Turn:
+    """Answer without showing anything but progress, for --json."""
+    return gather(state, question, lambda piece: None)
+
+
+def conclude(turn: Turn, renderer: Renderer) -> None:
+    """What stands below an answer: marks, sources, timing."""
+    if turn.finish_reason == "cancelled":
+        renderer.note("[stopped: this answer is not complete]")
+    elif turn.finish_reason == "length":
+        renderer.note("[cut at the token limit: /set max-tokens N, or a larger --ctx]")
+    if turn.unknown:
+        numbers = ", ".join(f"[{number}]" for number in turn.unknown)
+        renderer.note(f"The answer cites {numbers}, which {'is' if len(turn.unknown) == 1 else 'are'} not among the sources.")
+    for remark in turn.notes:
+        renderer.note(remark)
+    shown = [source for source in turn.sources if source.number in turn.cited]
+    if turn.uncited:
+        renderer.note("The answer cites no source, so nothing in it is checked. The model was given:")
+        shown = list(turn.sources)
+    if shown:
+        renderer.table(("", "source", "section"), [as_row(source, False) for source in shown])
+    if turn.stats is not None:
+        renderer.note(stats_line(turn.stats))
+
+
+def search(state: ReplState, query: str, renderer: Renderer, limit: int = 8) -> None:
+    """Show what the searches find, without any language model."""
+    sources = from_hits(state.knowledge_base.search(query, limit=limit, scope=state.services.scope(state.scope)))
+    state.found, state.found_for = sources, query
+    if not sources:
+        renderer.say(f"nothing found{f' under {state.scope}' if state.scope else ''}")
+        return
+    for source in sources:
+        renderer.say(f"[{source.number}] {source.place}  {source.heading}", "bold")
+        renderer.say("    " + one_line(source.text, EXCERPT))

@@ -1,0 +1,191 @@
+"""The knowledge base as a program uses it: ingest, search, ask.
+
+In:  a folder, an embedder, paths of documents, questions
+Out: reports, hits, and answers whose citations were checked
+"""
+
+import os
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from types import TracebackType
+from typing import Any
+
+from libcolibri.errors import ConfigError
+
+from .answer import AnswerEvent, AnswerSession, RetrievedEvent, refuse, stream_answer
+from .chunker import ChunkConfig
+from .embedder import Embedder
+from .errors import KnowledgeBaseError
+from .ingest import Ingest, IngestReport, OnProgress
+from .prompt import Message, build_prompt, question_language
+from .retriever import Hit, Relevance, Retriever, is_answerable
+from .scope import Scope
+from .store import DocumentRecord, Store, StoreStats
+from .vector_index import VectorIndex
+
+DATABASE_NAME = "kb.sqlite"
+INDEX_NAME = "kb.faiss"
+NO_EMBEDDER = "none"
+DEFAULT_ANSWER_TOK = 512
+DEFAULT_SOURCES = 6
+
+
+class KnowledgeBase:
+    """Documents that can be searched and asked, in one folder. Made by `open`; usable from several threads."""
+
+    def __init__(self, folder: str, store: Store, embedder: Embedder | None, chunks: ChunkConfig, relevance: Relevance):
+        self.folder = folder
+        self._store = store
+        self._embedder = embedder
+        self._chunks = chunks
+        self._relevance = relevance
+        self._index = VectorIndex(store, os.path.join(folder, INDEX_NAME)) if embedder else None
+        self._retriever = Retriever(store, self._index, embedder)
+
+    @classmethod
+    def open(
+        cls,
+        folder: str | os.PathLike[str],
+        embedder: Embedder | None,
+        *,
+        create: bool = True,
+        chunks: ChunkConfig | None = None,
+        relevance: Relevance | None = None,
+    ) -> "KnowledgeBase":
+        """Open or make the knowledge base in `folder`.
+
+        Parameters
+        ----------
+        embedder : the model its vectors are made with, always the same one; None for full-text search alone
+        create : make it when it does not exist
+        chunks : how documents are cut; another setting cuts them again at the next ingest
+        relevance : when a question counts as answerable
+
+        Raises KnowledgeBaseError, and EmbedderMismatchError when it was made with another embedder.
+        """
+        folder = os.path.abspath(os.fspath(folder))
+        if create:
+            try:
+                os.makedirs(folder, exist_ok=True)
+            except OSError as error:
+                raise KnowledgeBaseError(f"{folder!r} cannot be made: {error.strerror or error}") from error
+        store = Store.open(os.path.join(folder, DATABASE_NAME), create=create)
+        try:
+            if embedder is None:
+                store.bind_embedder(NO_EMBEDDER, 0)
+            else:
+                store.bind_embedder(embedder.fingerprint, embedder.dimension)
+            return cls(folder, store, embedder, chunks or ChunkConfig(), relevance or Relevance())
+        except BaseException:
+            store.close()
+            raise
+
+    def __enter__(self) -> "KnowledgeBase":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the files. Everything written is already committed."""
+        self._store.close()
+
+    def ingest(
+        self,
+        paths: Sequence[str | os.PathLike[str]],
+        *,
+        on_progress: OnProgress | None = None,
+        dry_run: bool = False,
+        remove_missing: bool = True,
+        collection: str = "default",
+        cancel: threading.Event | None = None,
+    ) -> IngestReport:
+        """Bring the knowledge base in step with files and folders.
+
+        Parameters
+        ----------
+        on_progress : called with IngestProgress, often
+        dry_run : find out what would be done, and do nothing
+        remove_missing : take out documents under `paths` whose files are gone (a moved file keeps its chunks)
+        collection : a name by which searches can be restricted
+        cancel : when set, stop after the present batch; what is committed stays
+
+        Each document is committed on its own: a run that was killed goes on where it stopped. Files that cannot be read are
+        reported in `skipped`; an earlier version of such a file stays. Raises IngestError when there is nothing to ingest or a
+        path does not exist.
+        """
+        run = Ingest(self._store, self._embedder, self._chunks, collection=collection, on_progress=on_progress, cancel=cancel)
+        report = run.run([os.fspath(path) for path in paths], dry_run=dry_run, remove_missing=remove_missing)
+        if self._index is not None and not dry_run:
+            self._index.save()
+        return report
+
+    def search(self, query: str, limit: int = 8, scope: Scope | None = None) -> list[Hit]:
+        """At most `limit` chunks for a query, best first. Needs no language model."""
+        return self._retriever.search(query, limit, scope)
+
+    def is_answerable(self, hits: Sequence[Hit]) -> bool:
+        """Whether any of the hits of a question may hold its answer."""
+        return any(is_answerable(hit.cosine, hit.coverage, self._relevance) for hit in hits)
+
+    def ask(
+        self,
+        session: AnswerSession,
+        question: str,
+        *,
+        history: Sequence[Message] = (),
+        sampling: Any = None,
+        max_tokens: int = DEFAULT_ANSWER_TOK,
+        limit: int = DEFAULT_SOURCES,
+        scope: Scope | None = None,
+        cancel: threading.Event | None = None,
+    ) -> Iterator[AnswerEvent]:
+        """Answer a question from the documents, as a stream of events that ends with DoneEvent.
+
+        Parameters
+        ----------
+        session : libcolibri's Session; its engine's tokenizer counts, its context length is the budget
+        history : earlier {"role", "content"} messages, oldest first
+        sampling : SamplingParams; None is greedy
+        max_tokens : longest answer
+        limit : most sources given to the model
+
+        When the search finds nothing relevant the model is not asked. Raises ContextLengthError when the question does not fit,
+        ConfigError when the model has no tokenizer.
+        """
+        tokenizer = session.engine.tokenizer
+        if tokenizer is None:
+            raise ConfigError("the answering model has no tokenizer: convert it again with its tokenizer file")
+        started_s = time.perf_counter()
+        hits = tuple(self.search(question, limit, scope))
+        answerable = self.is_answerable(hits)
+        search_s = time.perf_counter() - started_s
+        yield RetrievedEvent(hits, answerable)
+        if not answerable:
+            yield from refuse(question_language(question), hits, started_s)
+            return
+        budget_tok = session.engine.context_length - max_tokens
+        prompt = build_prompt(question, hits, history, lambda text: len(tokenizer.encode(text)), budget_tok)
+        yield from stream_answer(
+            session, prompt, sampling=sampling, max_tokens=max_tokens, cancel=cancel, search_s=search_s, n_hits=len(hits)
+        )
+
+    def documents(self, scope: Scope | None = None) -> list[DocumentRecord]:
+        """All documents, by path."""
+        return self._store.documents(scope)
+
+    def remove(self, path: str | os.PathLike[str]) -> list[str]:
+        """Take out a document, or every document under a folder; returns their paths. The files themselves are not touched."""
+        records = self._store.documents(Scope(path_prefix=os.fspath(path)))
+        if not records:
+            raise KnowledgeBaseError(f"{os.fspath(path)!r} is not in the knowledge base: its documents are listed by `documents`")
+        for record in records:
+            self._store.remove_document(record.id)
+        if self._index is not None:
+            self._index.save()
+        return [record.path for record in records]
+
+    def stats(self) -> StoreStats:
+        """Counts of documents, chunks and vectors, the file's size and the generation."""
+        return self._store.stats()

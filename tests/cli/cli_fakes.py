@@ -1,0 +1,203 @@
+"""Stand-ins for the engine and the knowledge base, with queued replies."""
+
+import signal
+import time
+from collections import deque
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from colibri_cli.paths import Home
+from colibri_cli.services import Services
+from colibri_rag.answer import RetrievedEvent, refuse, stream_answer
+from colibri_rag.prompt import Prompt, Source
+
+
+@dataclass(frozen=True)
+class FakeStats:
+    prompt_tok: int = 10
+    reused_tok: int = 4
+    prefilled_tok: int = 6
+    completion_tok: int = 3
+    prefill_s: float = 0.5
+    decode_s: float = 1.0
+    ttft_s: float = 0.5
+    expert_hits: int = 9
+    expert_misses: int = 1
+    expert_read_bytes: int = 4096
+    prefill_tok_s: float = 12.0
+    decode_tok_s: float = 3.0
+    expert_hit_rate: float = 0.9
+
+
+@dataclass(frozen=True)
+class FakeStep:
+    text: str
+    token_id: int | None
+    finish_reason: str | None = None
+    stats: FakeStats = FakeStats()
+
+
+@dataclass(frozen=True)
+class FakeSampling:
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    seed: int | None = None
+
+
+INTERRUPT = object()  # in a reply: the user presses Ctrl-C here
+
+
+class FakeSession:
+    """Yields the engine's next reply, a piece at a time; remembers prompts and options."""
+
+    def __init__(self, engine: "FakeEngine"):
+        self.engine = engine
+        self.tokens: list[int] = []
+
+    def reset(self) -> None:
+        self.engine.resets += 1
+
+    def generate(self, prompt: Any, sampling: Any = None, *, max_tokens: Any = None, stop: Any = (), cancel: Any = None) -> Any:
+        self.engine.prompts.append(prompt)
+        self.engine.samplings.append((sampling, max_tokens, stop))
+        reply = self.engine.replies.popleft()
+        yield FakeStep("", None)
+        for index, piece in enumerate(reply):
+            if piece is INTERRUPT:
+                signal.raise_signal(signal.SIGINT)
+                continue
+            if isinstance(piece, Exception):
+                raise piece
+            time.sleep(self.engine.delay_s)
+            if cancel is not None and cancel.is_set():
+                yield FakeStep("", None, "cancelled")
+                return
+            yield FakeStep(piece, index + 100)
+        yield FakeStep("", None, "cancelled" if cancel is not None and cancel.is_set() else "stop")
+
+
+TOKENIZER = SimpleNamespace(encode=lambda text: [len(word) for word in text.split()])
+
+
+class FakeEngine:
+    """An engine that says what it was told to say."""
+
+    def __init__(self, *replies: Any, tokenizer: Any = TOKENIZER, delay_s: float = 0.0):
+        self.replies = deque([reply] if isinstance(reply, str) else reply for reply in replies)
+        self.prompts: list[Any] = []
+        self.samplings: list[Any] = []
+        self.resets, self.closed, self.delay_s = 0, False, delay_s
+        self.tokenizer, self.chat_template, self.context_length = tokenizer, object(), 4096
+        self.plan = SimpleNamespace(line=lambda: "plan: 1.0 GB dense, 2.0 GB experts")
+
+    def new_session(self) -> FakeSession:
+        return FakeSession(self)
+
+    def close(self) -> None:
+        self.closed = True
+
+    def __enter__(self) -> "FakeEngine":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+@dataclass
+class FakeServices:
+    """What `services()` builds on: keeps what was opened with which options."""
+
+    engine: Any = None
+    knowledge_base: Any = None
+    opened: list[tuple[Path, dict[str, Any]]] = field(default_factory=list)
+
+    def services(self, home: Path, **replaced: Any) -> Services:
+        """Services over the fakes, with a user's folder at `home`."""
+
+        def open_engine(path: Path, on_progress: Any = None, **options: Any) -> Any:
+            self.opened.append((path, options))
+            if on_progress:
+                on_progress("reading weights", 1, 2)
+            return self.engine
+
+        replaced = {"sampling": FakeSampling, "scope": lambda path: path} | replaced
+        return Services(
+            open_engine=open_engine,
+            open_encoder=lambda path: SimpleNamespace(close=lambda: None),
+            open_knowledge_base=lambda folder, embedder, create=False: self.knowledge_base,
+            home=Home(home),
+            **replaced,
+        )
+
+
+def make_home(folder: Path, *, chat: bool = True, embed: bool = True, kb: bool = True) -> Path:
+    """A user's folder with default models and a knowledge base, all empty."""
+    for name, wanted in (("chat", chat), ("embed", embed)):
+        if wanted:
+            model = folder / "models" / f"a-{name}-model"
+            model.mkdir(parents=True)
+            (model / "colibri.json").write_text("{}")
+            (folder / "models" / f"default-{name}").write_text(f"{model}\n")
+    if kb:
+        (folder / "kb" / "default").mkdir(parents=True)
+        (folder / "kb" / "default" / "kb.sqlite").write_bytes(b"")
+    return folder
+
+
+def fake_hit(
+    path: str, text: str, heading_path: tuple[str, ...] = (), line: int = 1, cosine: float | None = None, copies: Any = ()
+) -> SimpleNamespace:
+    """A hit of the word search; of the vector search too when it has a cosine."""
+    return SimpleNamespace(
+        document=SimpleNamespace(path=path, title=path, id=1),
+        chunk=SimpleNamespace(text=text, heading_path=heading_path, line=line, id=hash((path, line, text))),
+        score=0.03,
+        lexical_rank=1,
+        bm25=4.5,
+        vector_rank=None if cosine is None else 1,
+        cosine=cosine,
+        coverage=0.5,
+        repeated_in=copies,
+    )
+
+
+class FakeKnowledgeBase:
+    """Finds the same hits for everything; answers with the session's reply."""
+
+    def __init__(self, *hits: Any, answered: bool = True, report: Any = None):
+        self.hits, self.answered, self.report = list(hits), answered, report
+        self.asked: list[dict[str, Any]] = []
+        self.searched: list[tuple[str, Any]] = []
+        self.ingested: list[dict[str, Any]] = []
+        self.closed = False
+
+    def search(self, query: str, limit: int = 8, scope: Any = None) -> list[Any]:
+        self.searched.append((query, scope))
+        return self.hits[:limit]
+
+    def ask(self, session: Any, question: str, *, history: Any = (), **options: Any) -> Any:
+        self.asked.append({"question": question, "history": list(history), **options})
+        yield RetrievedEvent(tuple(self.hits), self.answered)
+        if not self.answered:
+            yield from refuse("en", self.hits, 0.0)
+            return
+        sources = tuple(Source(number, hit) for number, hit in enumerate(self.hits, 1))
+        prompt = Prompt([{"role": "user", "content": question}], sources, (), 0, 10, "en")
+        yield from stream_answer(
+            session, prompt, sampling=None, max_tokens=None, cancel=options.get("cancel"), search_s=0.1, n_hits=len(self.hits)
+        )
+
+    def documents(self) -> list[Any]:
+        return [hit.document for hit in self.hits]
+
+    def ingest(self, paths: Any, on_progress: Any = None, **options: Any) -> Any:
+        self.ingested.append({"paths": paths, **options})
+        return self.report
+
+    def close(self) -> None:
+        self.closed = True

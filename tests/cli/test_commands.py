@@ -1,0 +1,330 @@
+"""Each command: what it prints where, its exit codes, its --help."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from cli_fakes import INTERRUPT, FakeEngine, FakeKnowledgeBase, FakeServices, fake_hit, make_home
+from click.testing import CliRunner, Result
+from colibri_cli.app import COMMANDS, main
+from colibri_cli.commands import chat, ingest
+from colibri_cli.errors import FAILED, INTERRUPTED, NOT_IN_DOCUMENTS, SKIPPED, USAGE
+
+from libcolibri.errors import ConfigError, FormatError
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    return make_home(tmp_path)
+
+
+def invoke(command: Any, arguments: Sequence[str], fakes: FakeServices, home: Path, stdin: str | None = None, **replaced: Any) -> Result:
+    result = CliRunner().invoke(command, [*arguments], obj=fakes.services(home, **replaced), input=stdin)
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+    return result
+
+
+# --- colibri run
+
+
+def run(home: Path, engine: FakeEngine, *arguments: str, stdin: str | None = None, **replaced: Any) -> Result:
+    return invoke(main, ["run", "-m", "a-chat-model", *arguments], FakeServices(engine), home, stdin, **replaced)
+
+
+def test_run_prints_the_text_alone_on_standard_output(home: Path) -> None:
+    engine = FakeEngine(["Hel", "lo"])
+    result = run(home, engine, "-p", "Hi", "--system", "Be short")
+    assert result.stdout == "Hello\n" and result.exit_code == 0
+    assert result.stderr.splitlines() == [
+        "plan: 1.0 GB dense, 2.0 GB experts",
+        "3 tokens at 3.0/s, first after 0.50 s (10 prompt tokens, 4 reused), experts 90 % in memory, 4.0 KB read",
+    ]
+    assert engine.prompts == [[{"role": "system", "content": "Be short"}, {"role": "user", "content": "Hi"}]]
+    assert engine.closed
+
+
+def test_run_reads_the_prompt_from_a_pipe(home: Path) -> None:
+    for arguments in ([], ["-p", "-"]):
+        engine = FakeEngine("x")
+        run(home, engine, "--raw", *arguments, stdin="Once upon\n")
+        assert engine.prompts == ["Once upon\n"]
+
+
+def test_run_passes_every_option_on(home: Path) -> None:
+    engine = FakeEngine("x")
+    fakes = FakeServices(engine)
+    words = "run -m a-chat-model -p Hi --threads 2 --ctx 512 --no-prefetch --preload --temp 0.5 --top-k 7 --top-p 0.9 --min-p 0.1"
+    words += " --repeat-penalty 1.1 --seed 3 -n 9 --stop END --stop STOP --expert-cache"
+    for given, expected in (("6GB", "6GB"), ("12", 12), ("auto", "auto")):
+        engine.replies.append("x")
+        invoke(main, [*words.split(), given], fakes, home)
+        options = {"threads": 2, "context_length": 512, "expert_cache": expected, "preload": True, "prefetch": False}
+        assert fakes.opened[-1] == (home / "models" / "a-chat-model", options)
+    sampling, max_tokens, stop = engine.samplings[0]
+    assert vars(sampling) == {"temperature": 0.5, "top_k": 7, "top_p": 0.9, "min_p": 0.1, "repetition_penalty": 1.1, "seed": 3}
+    assert (max_tokens, stop) == (9, ("END", "STOP"))
+
+
+def test_run_gives_one_json_object(home: Path) -> None:
+    result = run(home, FakeEngine(["a\x1b", "\x9bb"]), "-p", "Hi", "--json")
+    assert "\x9b" not in result.stdout
+    facts = json.loads(result.stdout)
+    assert facts["text"] == "a\x1b\x9bb" and facts["token_ids"] == [100, 101] and facts["finish_reason"] == "stop"
+    assert facts["stats"]["decode_tok_s"] == 3.0
+
+
+def test_run_with_stats_prints_every_number(home: Path) -> None:
+    assert "expert_misses  1\n" in run(home, FakeEngine("x"), "-p", "Hi", "--stats").stderr
+
+
+def test_run_without_a_tokenizer_takes_and_gives_token_ids(home: Path) -> None:
+    engine = FakeEngine(["", ""], tokenizer=None)
+    assert run(home, engine, "-p", "[1, 2,3]").stdout == "100 101 \n"
+    assert engine.prompts == [[1, 2, 3]]
+    result = run(home, FakeEngine("x", tokenizer=None), "-p", "hello")
+    assert result.exit_code == FAILED and "the prompt must be token ids such as '1 2 3', found 'hello'" in result.stderr
+
+
+def test_run_without_a_chat_template_says_so(home: Path) -> None:
+    engine = FakeEngine("x")
+    engine.chat_template = None
+    assert "no chat template" in run(home, engine, "-p", "Hi").stderr
+    assert engine.prompts == ["Hi"]
+
+
+def test_ctrl_c_keeps_what_was_written(home: Path) -> None:
+    result = run(home, FakeEngine(["half", INTERRUPT, "rest"]), "-p", "Hi")
+    assert result.stdout == "half\n" and result.exit_code == INTERRUPTED
+    assert "not complete" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["-p", "  "], "the prompt is empty"),
+        (["-p", "x", "--expert-cache", "lots"], "'lots' is not auto, a number of experts per layer, or a size such as 6GB"),
+        (["-p", "x", "--threads", "0"], "0 is not in the range x>=1"),
+        (["-p", "x", "--tmep", "1"], "No such option"),
+    ],
+)
+def test_wrong_arguments_exit_with_2(home: Path, arguments: list[str], message: str) -> None:
+    result = run(home, FakeEngine("x"), *arguments)
+    assert result.exit_code == USAGE and message in result.stderr
+
+
+def test_a_users_mistake_is_one_line(home: Path) -> None:
+    def refuse(**fields: Any) -> None:
+        raise ConfigError("top_p is 7.0,\nexpected 0 to 1 \x1b[2J")
+
+    result = run(home, FakeEngine("x"), "-p", "x", "--top-p", "7", sampling=refuse)
+    assert result.exit_code == FAILED and result.stderr == "error: top_p is 7.0, expected 0 to 1 ␛[2J\n"
+
+
+def test_an_unknown_command_gets_a_suggestion() -> None:
+    result = CliRunner().invoke(main, ["rnu"])
+    assert result.exit_code == USAGE and "no command 'rnu', did you mean 'run'?" in result.stderr
+
+
+# --- perplexity, verify, info
+
+
+def test_perplexity(home: Path, tmp_path: Path) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("one two three")
+    asked: list[Any] = []
+
+    def measure(engine: Any, token_ids: list[int], context_length: int, **options: Any) -> Any:
+        asked.append((token_ids, context_length, options))
+        return SimpleNamespace(ppl=7.25, nll=1.981, n_tok=2)
+
+    arguments = ["perplexity", "a-chat-model", str(text), "--ctx", "64", "--stride", "32"]
+    result = invoke(main, arguments, FakeServices(FakeEngine()), home, perplexity=measure)
+    assert result.stdout == "perplexity 7.2500  (negative log-likelihood 1.98100 nats per token, 2 tokens)\n"
+    assert asked == [([3, 3, 5], 64, {"stride": 32})]
+    result = invoke(main, [*arguments, "--json"], FakeServices(FakeEngine()), home, perplexity=measure)
+    assert json.loads(result.stdout) == {"ppl": 7.25, "nll": 1.981, "n_tok": 2}
+
+
+def test_perplexity_refuses_what_is_not_utf8(home: Path, tmp_path: Path) -> None:
+    (tmp_path / "latin.txt").write_bytes(b"caf\xe9")
+    result = invoke(main, ["perplexity", "a-chat-model", str(tmp_path / "latin.txt")], FakeServices(FakeEngine()), home)
+    assert result.exit_code == FAILED and "is not UTF-8 (byte 3 is 0xe9)" in result.stderr
+
+
+def fake_manifest() -> SimpleNamespace:
+    part = SimpleNamespace(type="q4_k")
+    layer = SimpleNamespace(num_experts=8, expert_bytes=4096, gate_proj=part, up_proj=part, down_proj=SimpleNamespace(type="q6_k"))
+    return SimpleNamespace(
+        kind="decoder", family="qwen2_moe", format_version="1.0", quantization={"recipe": "q4_k_m"}, tokenizer=None,
+        files={"dense.safetensors": SimpleNamespace(bytes=2048)}, source={"name": "Demo"}, converter_version="0.1.0",
+        tensors={"a": SimpleNamespace(type="f32"), "b": SimpleNamespace(type="f32")}, experts={0: layer, 1: layer},
+        config={"hidden_size": 64, "num_experts": 8},
+    )  # fmt: skip
+
+
+def test_verify_and_info(home: Path) -> None:
+    fakes = FakeServices()
+    result = invoke(main, ["verify", "a-chat-model"], fakes, home, verify=lambda path, report: fake_manifest())
+    assert result.stdout.endswith("a-chat-model: 1 files, 2.0 KB, all as recorded\n")
+
+    def damaged(path: Path, report: Any) -> None:
+        raise FormatError(f"{path}: its contents are damaged")
+
+    assert invoke(main, ["verify", "a-chat-model"], fakes, home, verify=damaged).exit_code == FAILED
+    result = invoke(main, ["info", "a-chat-model"], fakes, home, read_manifest=lambda path: fake_manifest())
+    assert "expert layers  2 layers of 8 experts, 4.0 KB each (q4_k, q4_k, q6_k)" in result.stdout
+    assert "tokenizer" not in result.stdout
+    result = invoke(main, ["info", "a-chat-model", "--json"], fakes, home, read_manifest=lambda path: fake_manifest())
+    assert json.loads(result.stdout)["family"] == "qwen2_moe"
+
+
+# --- colibri-ingest
+
+
+def report(**changes: Any) -> SimpleNamespace:
+    empty: dict[str, Any] = {name: [] for name in ("added", "changed", "moved", "removed", "unchanged", "skipped", "ignored")}
+    return SimpleNamespace(**empty | {"n_chunks": 3, "n_embedded": 2, "cancelled": False} | changes)
+
+
+def test_ingest_reports_what_it_did(home: Path, tmp_path: Path) -> None:
+    base = FakeKnowledgeBase(report=report(added=["a.md"], moved=[("b.md", "c.md")], unchanged=["d"]))
+    arguments = [str(tmp_path), "--collection", "work", "--keep-missing", "--dry-run"]
+    result = invoke(ingest.main, arguments, FakeServices(None, base), home)
+    assert result.exit_code == 0
+    assert result.stdout.startswith(
+        "added    a.md\nmoved    b.md -> c.md\nwould be: 1 added, 0 changed, 1 moved, 0 removed, 1 unchanged, 0 skipped"
+    )
+    (asked,) = base.ingested
+    assert asked.pop("cancel").is_set() is False
+    assert asked == {"paths": [str(tmp_path)], "dry_run": True, "remove_missing": False, "collection": "work"}
+    assert base.closed
+
+
+def test_ingest_names_each_skipped_file_and_exits_with_4(home: Path, tmp_path: Path) -> None:
+    base = FakeKnowledgeBase(report=report(skipped=[SimpleNamespace(path="bad\x1b.pdf", reason="is damaged")]))
+    result = invoke(ingest.main, [str(tmp_path)], FakeServices(None, base), home)
+    assert result.exit_code == SKIPPED and result.stderr == "skipped bad␛.pdf: is damaged\n"
+    result = invoke(ingest.main, [str(tmp_path), "--json"], FakeServices(None, base), home)
+    assert result.exit_code == SKIPPED and json.loads(result.stdout)["skipped"] == [{"path": "bad\x1b.pdf", "reason": "is damaged"}]
+
+
+def test_an_interrupted_ingest_says_what_happens_next(home: Path, tmp_path: Path) -> None:
+    result = invoke(ingest.main, [str(tmp_path)], FakeServices(None, FakeKnowledgeBase(report=report(cancelled=True))), home)
+    assert result.exit_code == INTERRUPTED and "the next run goes on from there" in result.stderr
+
+
+def test_ingest_refuses_addresses_and_what_is_not_there(home: Path) -> None:
+    for path, message in (("https://example.org/a", "colibri never downloads"), ("nowhere", "nowhere does not exist")):
+        result = invoke(ingest.main, [path], FakeServices(), home)
+        assert result.exit_code == FAILED and message in result.stderr
+
+
+# --- colibri-chat
+
+
+def chat_once(home: Path, base: FakeKnowledgeBase | None, engine: FakeEngine, *arguments: str, stdin: str | None = None) -> Result:
+    return invoke(chat.main, arguments, FakeServices(engine, base), home, stdin)
+
+
+def test_once_answers_and_exits(home: Path) -> None:
+    base, engine = FakeKnowledgeBase(fake_hit("a.md", "text")), FakeEngine(["So it is [1]."])
+    result = chat_once(home, base, engine, "--once", "How?", "--scope", "docs", "--temp", "0.2", "-n", "20")
+    assert result.exit_code == 0 and result.stdout == "So it is [1].\n[1]\ta.md:1\t\n"
+    (asked,) = base.asked
+    assert (asked["question"], asked["scope"], asked["max_tokens"], asked["sampling"].temperature) == ("How?", "docs", 20, 0.2)
+    assert engine.closed and base.closed
+
+
+def test_once_tells_by_its_exit_code_that_the_documents_do_not_say(home: Path) -> None:
+    result = chat_once(home, FakeKnowledgeBase(answered=False), FakeEngine(), "--once", "How?")
+    assert result.exit_code == NOT_IN_DOCUMENTS and result.stdout == "The documents do not say.\n"
+    # the model itself finds that the sources have no answer
+    result = chat_once(home, FakeKnowledgeBase(fake_hit("a.md", "text")), FakeEngine(["The documents ", "do not say."]), "--once", "How?")
+    assert result.exit_code == NOT_IN_DOCUMENTS
+
+
+def test_once_gives_json_for_programs(home: Path) -> None:
+    base = FakeKnowledgeBase(fake_hit("a.md", "text", ("Top", "Sub"), 7))
+    result = chat_once(home, base, FakeEngine(["So [1][5]."]), "--once", "-", "--json", stdin="How?\n")
+    facts = json.loads(result.stdout)
+    assert (facts["answer"], facts["in_documents"], facts["unknown_citations"]) == ("So [1][5?].", True, [5])
+    (source,) = facts["sources"]
+    assert source == {
+        "number": 1, "path": "a.md", "heading": "Top > Sub", "line": 7, "page": None, "score": 0.03, "text": "text", "cited": True
+    }  # fmt: skip
+
+
+def test_once_that_is_stopped_exits_with_130(home: Path) -> None:
+    result = chat_once(home, FakeKnowledgeBase(fake_hit("a.md", "t")), FakeEngine(["half", INTERRUPT, "x"]), "--once", "How?")
+    assert result.exit_code == INTERRUPTED and result.stdout.startswith("half\n")
+
+
+def test_a_pipe_asks_one_question_a_line(home: Path) -> None:
+    engine = FakeEngine(["one"], ["two"])
+    result = chat_once(home, None, engine, "--no-rag", stdin="first\n/help\nsecond\n")
+    assert result.exit_code == 0 and result.stdout.startswith("one\n") and result.stdout.endswith("two\n")
+    assert engine.prompts[1] == [
+        {"role": "user", "content": "first"}, {"role": "assistant", "content": "one"}, {"role": "user", "content": "second"}
+    ]  # fmt: skip
+
+
+def test_without_a_model_questions_search(tmp_path: Path) -> None:
+    home = make_home(tmp_path, chat=False)
+    base = FakeKnowledgeBase(fake_hit("a.md", "the text"))
+    result = chat_once(home, base, FakeEngine(), stdin="where?\n")
+    assert "[1] a.md:1" in result.stdout and "the text" in result.stdout
+    result = chat_once(home, base, FakeEngine(), "--once", "where?")
+    assert result.exit_code == FAILED and "no chat model" in result.stderr and "bootstrap.py demo" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("missing", "message"),
+    [
+        ("kb", "no knowledge base in"),
+        ("embed", "no embedder"),
+        ("chat", "no chat model"),
+    ],
+)
+def test_what_is_missing_is_said_in_one_line(tmp_path: Path, missing: str, message: str) -> None:
+    home = make_home(tmp_path, **{missing: False})
+    result = chat_once(home, FakeKnowledgeBase(), FakeEngine(), "--once", "q")
+    assert result.exit_code == FAILED and len(result.stderr.splitlines()) == 1
+    assert message in result.stderr and "`" in result.stderr
+
+
+def test_chat_refuses_contradictions(home: Path) -> None:
+    for arguments in (["--json"], ["--no-rag", "--scope", "x", "--once", "q"], ["--once", " "]):
+        assert chat_once(home, None, FakeEngine(), *arguments).exit_code == USAGE
+
+
+def test_what_was_opened_is_closed_when_the_model_fails(home: Path) -> None:
+    base = FakeKnowledgeBase()
+
+    def refuse(path: Path, **options: Any) -> None:
+        raise FormatError("damaged")
+
+    services = FakeServices(None, base).services(home)
+    services = type(services)(**vars(services) | {"open_engine": refuse})
+    assert CliRunner().invoke(chat.main, ["--once", "q"], obj=services).exit_code == FAILED
+    assert base.closed
+
+
+# --- help
+
+
+def test_every_command_and_option_is_documented() -> None:
+    commands = [main.get_command(None, name) for name in COMMANDS] + [chat.main, ingest.main]  # type: ignore[arg-type]
+    for command in commands:
+        text = CliRunner().invoke(command, ["--help"]).output  # type: ignore[arg-type]
+        assert "Exit codes:" in text and "130" in text
+        for parameter in command.params:  # type: ignore[union-attr]
+            if parameter.param_type_name == "option":
+                assert parameter.help, parameter.name  # type: ignore[attr-defined]
+                assert parameter.opts[-1] in text
+            else:
+                assert parameter.make_metavar(SimpleNamespace()).strip("[]") in text  # type: ignore[arg-type]
+    overview = CliRunner().invoke(main, ["--help"]).output
+    assert all(name in overview for name in COMMANDS)
