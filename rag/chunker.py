@@ -19,8 +19,9 @@ CountTok = Callable[[str], int]
 CHUNKER_VERSION = 1  # raise it when the same document would be cut differently: documents are then cut again at the next ingest
 
 # A sentence ends at a full stop of any script and the quotes closing after it; ASCII stops only before a space.
+# Possessive, because dot leaders and rows of exclamation marks would otherwise be tried from every one of their characters.
 _SENTENCE_END = re.compile(
-    r"[。！？；…｡؟۔।]+[”’」』）】》\"')\]]*\s*|[.!?]+[\"')\]”’]*\s+|\n\s*\n\s*"
+    r"[。！？；…｡؟۔।]+[”’」』）】》\"')\]]*\s*|(?<![.!?])[.!?]++[\"')\]”’]*+\s++|\n\s*\n\s*"
     r"|\n(?=[ \t]*(?:[-*+•·]|[0-9]{1,3}[.)、])\s)"  # items of a list
 )
 _ABBREVIATION = re.compile(r"(?:\b(?:e\.g|i\.e|etc|cf|vs|fig|no|dr|mr|mrs|ms|prof|st|approx|resp|[A-Za-z])|\d)\.\s+$", re.IGNORECASE)

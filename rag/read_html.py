@@ -114,6 +114,10 @@ class _Scanner:
             position = closing + 1
 
 
+def _is_unseen(attributes: str) -> bool:
+    return bool(_HIDDEN.search(attributes) or _NAVIGATION.search(attributes))
+
+
 class _Builder:
     """Text pieces and blocks from the stream of tags."""
 
@@ -152,7 +156,7 @@ class _Builder:
             if name == self._hidden[0] and not attributes.endswith("/>"):
                 self._hidden = (name, min(self._hidden[1] + 1, MAX_HIDDEN_DEPTH))
             return
-        if name not in VOID and (name in LEFT_OUT or _HIDDEN.search(attributes) or _NAVIGATION.search(attributes)):
+        if name in LEFT_OUT or (len(attributes) > 1 and name not in VOID and _is_unseen(attributes)):
             self._hidden = None if attributes.endswith("/>") else (name, 1)
             return
         if name == "title":
@@ -204,6 +208,8 @@ class _Builder:
 
     def flush(self) -> None:
         """End the open block."""
+        if not self._buffer:
+            return
         text = self._tidied("".join(self._buffer))
         self._buffer = []
         if not text.strip():
