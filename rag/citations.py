@@ -11,7 +11,7 @@ import re
 _OPENERS = r"\[【［"
 _CLOSERS = r"\]】］"
 _BEGINNING = re.compile(rf"[{_OPENERS}][0-9\s,，、;-]{{0,40}}$")
-_TOKEN = re.compile(rf"`+|[{_OPENERS}]\s*(?:[0-9]{{1,2}}\s*(?:[,，、;-]\s*)?)+[{_CLOSERS}]")
+_TOKEN = re.compile(rf"`+|[{_OPENERS}]\s*[0-9]{{1,2}}(?:\s*[,，、;-]\s*[0-9]{{1,2}})*\s*[{_CLOSERS}]")
 
 
 class CitationParser:

@@ -40,6 +40,7 @@ MAGIC = (
 _CONTROL_BYTES = bytes(b for b in range(32) if b not in b"\t\n\r\f\x08\x1b") + b"\x7f"
 MAX_CONTROL_SHARE = 0.005  # of all bytes; text has none, random bytes have 10 %
 _SNIFF_BYTES = 1 << 16
+WESTERN_MARGIN = 0.1  # of charset-normalizer's measure of mess, 0 to 1
 
 # Colours and cursor movements (CSI), titles and links (OSC, which end with BEL or ST; bounded so that a lone one eats no text).
 _ESCAPE_SEQUENCE = re.compile(r"\x1b\[[0-?]{0,64}[ -/]{0,8}[@-~]|\x1b[\]PX^_][^\x07\x1b\n]{0,2048}(?:\x07|\x1b\\)|\x1b[ -/]{0,2}[0-~]")
@@ -127,9 +128,14 @@ def _plausible_chinese(text: str) -> bool:
 
 
 def _decode_guessed(data: bytes) -> tuple[str, str]:
-    guess = from_bytes(data[:_SNIFF_BYTES]).best()
+    guesses = from_bytes(data[:_SNIFF_BYTES])
+    guess = guesses.best()
     if guess is None:
         raise NotTextError("is in no encoding that could be recognised; save it as UTF-8")
+    # Baltic, Turkish and other Latin pages fit Western text nearly as well; Western Europe's is the likelier by far.
+    western = [other for other in guesses if other.encoding == "cp1252" and other.chaos <= guess.chaos + WESTERN_MARGIN]
+    if western and "Cyrillic" not in guess.alphabets and western[0].coherence >= guess.coherence:
+        guess = western[0]
     text = _try_decode(data, guess.encoding)
     if text is None:
         raise NotTextError(f"looks like {guess.encoding} but is not valid in it; save it as UTF-8")

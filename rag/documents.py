@@ -11,6 +11,7 @@ import stat
 from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from .decode import NotTextError, decode_bytes
@@ -63,11 +64,17 @@ class Document:
         """Line of the source file, from 1, on which the character at `offset` stands (in HTML: on which its element begins)."""
         if not self.blocks:
             return 1
-        index = max(0, bisect_right(self.blocks, offset, key=lambda block: block.start) - 1)
-        block = self.blocks[index]
-        if self.kind == "html" and block.kind != "code":
+        line = bisect_right(self._line_starts, offset)
+        if self.kind != "html":  # the text is the file's own
+            return line
+        block = self.blocks[max(0, bisect_right(self.blocks, offset, key=lambda block: block.start) - 1)]
+        if block.kind != "code":
             return block.line
-        return block.line + self.text.count("\n", block.start, max(offset, block.start))
+        return block.line + line - bisect_right(self._line_starts, block.start)
+
+    @cached_property
+    def _line_starts(self) -> list[int]:
+        return [0, *(found.end() for found in re.finditer("\n", self.text))]
 
 
 @dataclass(frozen=True)

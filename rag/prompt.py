@@ -27,7 +27,8 @@ _KANA_OR_HANGUL = re.compile(r"[\u3040-\u30ff\uac00-\ud7af]")
 _LATIN_WORD = re.compile(r"[A-Za-z]+")
 # Spellings by which tokenizers and templates mark roles; inside a document they must stay plain text.
 _CONTROL_WORD = re.compile(
-    r"<(\s*/?\s*(?:\|[^<>\n]{0,80}\||[|｜][^<>\n]{0,80}[|｜]|s|bos|eos|pad|unk|think|tool_call|tool_response|start_of_turn|end_of_turn|sources?(?=[\s>])[^<>\n]{0,200}))\s*>"
+    r"<(\s*/?\s*(?:[|｜][^<>\s]{0,80}[|｜]|s|bos|eos|pad|unk|think|tool_call|tool_response|start_of_turn|end_of_turn"
+    r"|sources?(?=[\s>])[^<>\n]{0,200}))\s*>"
     r"|(\[/?(?:INST|SYSTEM_PROMPT|AVAILABLE_TOOLS|TOOL_CALLS)\])|(<</?SYS>>)",
     re.IGNORECASE,
 )

@@ -9,7 +9,7 @@ import re
 from .documents import Block, ParsedText
 from .read_text import lines_of
 
-_ATX = re.compile(r" {0,3}(#{1,6})[ \t]+(.*?)[ \t]*#*[ \t]*$")
+_ATX = re.compile(r" {0,3}(#{1,6})[ \t]+")
 _SETEXT = re.compile(r" {0,3}(=+|-+)[ \t]*$")
 _FENCE = re.compile(r"\s{0,12}(`{3,}|~{3,})")
 _LIST_ITEM = re.compile(r"\s*(?:[-*+]|[0-9]{1,9}[.)])\s")
@@ -57,7 +57,7 @@ class _Builder:
             return self._take_fence(lines, index, fence.group(1))
         if atx := _ATX.match(line):
             self.flush()
-            self.heading(len(atx.group(1)), atx.group(2), start, end, index + 1)
+            self.heading(len(atx.group(1)), line[atx.end() :].rstrip().rstrip("#"), start, end, index + 1)
             return index + 1
         if (setext := _SETEXT.match(line)) and len(self.run) == 1 and self.run_kind == "paragraph":
             return self._take_setext(setext.group(1)[0], end, index)

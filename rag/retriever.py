@@ -7,7 +7,6 @@ Reciprocal rank fusion (Cormack, Clarke, Buettcher 2009): score = sum over searc
 """
 
 import math
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -163,7 +162,7 @@ def drop_repetitions(hits: Sequence[Hit], limit: int) -> list[Hit]:
     kept: list[Hit] = []
     shingles: list[set[str]] = []
     for hit in hits:
-        tokens = set(re.findall(r"\w", hit.chunk.text)) if len(hit.chunk.text) < 40 else set(index_tokens(hit.chunk.text))
+        tokens = set(index_tokens(hit.chunk.text))
         twin = next((i for i, other in enumerate(shingles) if _is_repetition(tokens, other, hit, kept[i])), None)
         if twin is not None:
             copy = (hit.document.path, hit.chunk.line)
