@@ -18,6 +18,8 @@ from rich.text import Text
 
 from ..text import neutralise, one_line
 
+LONGEST_WORD = 512  # characters kept back before a word without end is shown
+
 _CITATION = re.compile(r"[\[【［][\d\s,，、;-]+\??[\]】］]")  # a number that is no source's ends in a question mark
 _INLINE = re.compile(rf"(\*\*|`|{_CITATION.pattern})")
 _OPEN_CITATION = re.compile(r"[\[【［][\d\s,，、;-]+$")  # '[1,' must not be taken for a finished word
@@ -62,7 +64,7 @@ class AnswerWriter:
             elif character == " ":
                 self._space()
             else:
-                if not self._joins(character):
+                if not self._joins(character) or len(self._word) >= LONGEST_WORD:
                     self._take_word()
                 self._word += character
                 if self._first and self._word == "|" and not self._spaces:
@@ -120,7 +122,7 @@ class AnswerWriter:
         width = sum(cell_len(text) for text, _ in pieces)
         if not width:
             return
-        limit = max(self._console.width, 8)
+        limit = max(self._console.width - 1, 8)  # some consoles end a row by themselves when its last column is filled
         if self._column + self._spaces + width > limit and self._column > self._indent:
             self._newline()
             self._pad(self._indent)
