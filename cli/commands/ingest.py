@@ -51,8 +51,9 @@ def main(
     folder = Path(kb).expanduser() if kb else services.home.default_knowledge_base
     model = services.home.embedder(embedder)
     with ProgressLine(sys.stderr) as progress:
-        progress.note("opening the embedder …")
-        with closing(services.open_encoder(model)) as encoder, closing(services.open_knowledge_base(folder, encoder, create=True)) as base:
+        with progress.waiting("opening the embedder"):
+            embedder_model = services.open_encoder(model)
+        with closing(embedder_model) as encoder, closing(services.open_knowledge_base(folder, encoder, create=True)) as base:
             options = {} if collection is None else {"collection": collection}
             with cancel_on_interrupt() as cancel:  # the document in hand is finished or left out, never half written
                 report = base.ingest(

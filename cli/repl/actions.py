@@ -6,12 +6,14 @@ In: the state, the command's argument, the renderer.  Out: something shown, some
 import base64
 import json
 import re
-from collections.abc import Iterable
+import sys
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
 from ..generation import stats_table
+from ..progress import OPENING, ProgressLine
 from . import answering
 from .render import Renderer
 from .sources import Source, Stage, as_row
@@ -88,7 +90,8 @@ def model(state: ReplState, argument: str, renderer: Renderer) -> None:
     """/model [MODEL]"""
     if argument:
         path = state.services.home.model(argument)  # refused before the model in use is closed
-        change_model(state, path)
+        with ProgressLine(sys.stderr) as progress, progress.waiting(*OPENING):
+            change_model(state, path, progress.report)
     if state.engine is None:
         renderer.say("no chat model: only searching works; /model MODEL opens one")
     else:
@@ -96,17 +99,17 @@ def model(state: ReplState, argument: str, renderer: Renderer) -> None:
         renderer.say(state.engine.plan.line())
 
 
-def change_model(state: ReplState, path: Path) -> None:
+def change_model(state: ReplState, path: Path, on_progress: Callable[[str, int, int], None]) -> None:
     """Close the model in use and open another: two at once may not fit into memory. If that fails, the old one comes back."""
     previous, had_engine = state.model, state.engine is not None
     if had_engine:
         state.engine.close()
     state.engine = state.session = None
     try:
-        state.open_model(path)
+        state.open_model(path, on_progress)
     except BaseException:
         if had_engine and previous is not None:
-            state.open_model(previous)
+            state.open_model(previous, on_progress)
         raise
 
 
