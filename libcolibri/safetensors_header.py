@@ -74,7 +74,7 @@ def read_header(path: Path) -> dict[str, TensorSlot]:
             prefix = file.read(8)
             length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else 0
             if len(prefix) < 8 or length > min(MAX_HEADER_BYTES, size - 8):
-                raise FormatError(f"{path}: a header of {length} bytes does not fit into its {size} bytes: the file is damaged or cut short")
+                raise FormatError(f"{path}: a header of {length} bytes exceeds its {size} bytes: the file is damaged or cut short")
             raw = file.read(length)
     except OSError as error:
         raise FormatError(f"{path}: cannot be read ({error.strerror}): check that the file exists and is readable") from error

@@ -129,6 +129,7 @@ class Format:
     from_blocks      (n, ggml_block_bytes) uint8 -> (n, block_cols) float32
     to_blocks        (n, block_cols) float32 -> (n, ggml_block_bytes) uint8
     max_error        bound of |w - dequantize(quantize(w))| over a block's largest |w|, float16 rounding of scales included
+    tiny_error       bound of what float16 subnormals add: half their spacing, 2**-25, times the largest factor of a scale
     """
 
     name: str
@@ -140,6 +141,7 @@ class Format:
     from_blocks: Callable[[np.ndarray], np.ndarray]
     to_blocks: Callable[[np.ndarray], np.ndarray]
     max_error: float
+    tiny_error: float
 
     @property
     def bits_per_weight(self) -> float:
@@ -212,6 +214,13 @@ class Format:
         for start in range(0, len(flat), step):
             out[start : start + step] = self.to_blocks(flat[start : start + step])
         return out.reshape(rows, cols // self.block_cols, self.ggml_block_bytes)
+
+    def error_bound(self, weights: np.ndarray) -> np.ndarray:
+        """Largest |w - dequantize(quantize(w))| that rounding explains, for every weight (O, I) float32."""
+        rows, cols = weights.shape
+        largest = np.abs(weights).reshape(rows, -1, self.block_cols).max(axis=2, keepdims=True)  # (O, B, 1)
+        bound = largest * np.float32(self.max_error) + np.float32(self.tiny_error)
+        return np.broadcast_to(bound, (rows, cols // self.block_cols, self.block_cols)).reshape(rows, cols)
 
     def dequantize(self, tiles: np.ndarray, rows: int, cols: int) -> np.ndarray:
         """tiles -> float32 (rows, cols), bit for bit what ggml's reference gives."""

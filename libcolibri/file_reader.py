@@ -1,0 +1,104 @@
+"""Explicit parallel reads into memory that the caller owns; never through page faults of a memory map.
+
+In: files, offsets, targets. Out: filled targets, or the first OSError. A short read is an error, not zeros.
+"""
+
+import os
+import threading
+from collections.abc import Iterable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+# One piece keeps a device queue busy; smaller ones let several threads share one large expert.
+PIECE_BYTES = 2 << 20
+
+
+class ShortReadError(OSError):
+    """The file ended before the bytes that were asked for."""
+
+
+class FileReader:
+    """One open file, read at offsets by several threads at once."""
+
+    def __init__(self, path: Path):
+        self.path = path
+        self._fd = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0))
+        self._seek_lock = threading.Lock()
+
+    def read_into(self, target: memoryview, offset: int) -> None:
+        """Fill `target` with the bytes from `offset` on; OSError, or ShortReadError at the end of the file."""
+        done = 0
+        while done < len(target):
+            count = self._read_some(target[done:], offset + done)
+            if count == 0:
+                raise ShortReadError(f"ends at byte {offset + done}, {len(target) - done} bytes too early")
+            done += count
+
+    def _read_some(self, target: memoryview, offset: int) -> int:
+        if hasattr(os, "preadv"):
+            return os.preadv(self._fd, [target], offset)
+        with self._seek_lock:  # Windows has no positioned read: seek and read must not be torn apart
+            os.lseek(self._fd, offset, os.SEEK_SET)
+            piece = os.read(self._fd, len(target))
+        target[: len(piece)] = piece
+        return len(piece)
+
+    def drop_cached(self, offset: int, n_bytes: int) -> None:
+        """Let the system forget its own copy of these bytes, where it offers that."""
+        if hasattr(os, "posix_fadvise"):
+            os.posix_fadvise(self._fd, offset, n_bytes, os.POSIX_FADV_DONTNEED)
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+@dataclass(frozen=True, slots=True)
+class ReadRequest:
+    """Fill `target` (uint8, contiguous) from `file` at `offset`; `name` says in errors what the bytes are."""
+
+    file: FileReader
+    offset: int
+    target: np.ndarray
+    name: str
+
+
+class ParallelReader:
+    """A few threads that read; the threads wait on the drive, so more of them than cores are fine."""
+
+    def __init__(self, threads: int = 4):
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="colibri-read")
+
+    def read(self, requests: Iterable[ReadRequest]) -> list[tuple[ReadRequest, OSError]]:
+        """Carry out all requests; returns those that failed, once each, with the error. Every read has ended on return."""
+        pieces = [
+            (self._pool.submit(request.file.read_into, view, offset), request) for request in requests for view, offset in _pieces(request)
+        ]
+        wait([future for future, _ in pieces])
+        failed: dict[int, tuple[ReadRequest, OSError]] = {}
+        for future, request in pieces:
+            error = _os_error(future)
+            if error is not None:
+                failed.setdefault(id(request), (request, error))
+        return list(failed.values())
+
+    def close(self) -> None:
+        """Wait for reads in flight and end the threads."""
+        self._pool.shutdown(wait=True)
+
+
+def _pieces(request: ReadRequest) -> Iterable[tuple[memoryview, int]]:
+    view = memoryview(request.target)  # type: ignore[arg-type]  # numpy arrays offer the buffer protocol
+    for start in range(0, len(view), PIECE_BYTES):
+        yield view[start : start + PIECE_BYTES], request.offset + start
+
+
+def _os_error(future: Future) -> OSError | None:
+    error = future.exception()
+    if error is None or isinstance(error, OSError):
+        return error
+    raise error

@@ -1,0 +1,177 @@
+"""One row group (16 rows) of a matrix times one panel of tokens, for every tensor type.
+
+    dot(target, tile, row, blocks, x, x_stride, total) -> total + W[rows] @ x, rows = row .. row + lanes of the target - 1
+
+row       0, or 8 in the second pass of an 8-lane target
+tile      address of the row group's first tile; tiles of a group lie one behind the other (FORMAT.md)
+blocks    tiles in the row group (float types: columns)
+x         quantised types: a panel of `activations.py`, as wide as the target; float types: float32 rows
+x_stride  bytes between tokens (float types only)
+total     float32 bundle, rows x tokens
+
+Numeric definition (FORMAT.md): per 32 columns the integer P is exact; then, in column order,
+total = fma(P * x_scale, D, total), and for types with a minimum total = fma(x_shift, N, total), each operation rounded once to
+float32. The bits do not depend on the width of the panel, the instruction set, or the thread.
+"""
+
+import numpy as np
+from numba.extending import overload
+
+from ..simd.dot import dot2, dot4, dot4_signed, pair_up, signed_correction, widen, widen_scaled, zero_products
+from ..simd.registers import (
+    add, broadcast_f32, broadcast_i32, count_of, fma, high_nibbles, load_bf16_like, load_codes_like, load_f16_like, load_f32_like,
+    load_i8_like, load_u8_like, low_nibbles, mul, negate, splat_i32_like, sub, to_f32, with_high_bit, with_high_bits,
+)
+from .activations import BLOCK, HALVES, SCALE, SHIFT, SUM
+
+F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q4_K, Q6_K = range(9)
+IDS = {"f32": F32, "f16": F16, "bf16": BF16, "q8_0": Q8_0, "q4_0": Q4_0, "q4_1": Q4_1, "q5_0": Q5_0, "q4_k": Q4_K, "q6_k": Q6_K}
+FLOATS = ("f32", "f16", "bf16")
+THIRTY_TWO, SIXTEEN, EIGHT = np.int32(32), np.int32(16), np.int32(8)
+
+
+def dot(target, tile, row, blocks, x, x_stride, total):
+    """See the module; compiled code only."""
+    raise TypeError("dot exists in compiled kernels only")
+
+
+@overload(dot, jit_options={"forceinline": True, "error_model": "numpy"})
+def _dot(target, tile, row, blocks, x, x_stride, total):
+    return _DOTS[target.format]
+
+
+def _f32(target, tile, row, blocks, x, x_stride, total):
+    for c in range(blocks):
+        total = fma(load_f32_like(target, tile + c * 64 + row * 4), broadcast_f32(x + c * 4, x_stride, target), total)
+    return total
+
+
+def _f16(target, tile, row, blocks, x, x_stride, total):
+    for c in range(blocks):
+        total = fma(load_f16_like(target, tile + c * 32 + row * 2), broadcast_f32(x + c * 4, x_stride, target), total)
+    return total
+
+
+def _bf16(target, tile, row, blocks, x, x_stride, total):
+    for c in range(blocks):
+        total = fma(load_bf16_like(target, tile + c * 32 + row * 2), broadcast_f32(x + c * 4, x_stride, target), total)
+    return total
+
+
+def _q8_0(target, tile, row, blocks, x, x_stride, total):
+    T = count_of(target)
+    for _ in range(blocks):
+        products = signed_correction(target, broadcast_i32(x + SUM * T, 4, target))
+        for k in range(8):
+            products = dot4_signed(target, products, load_codes_like(target, tile + k * 64 + row * 4), broadcast_i32(x + k * 4 * T, 4, target))
+        total = fma(mul(to_f32(products), broadcast_f32(x + SCALE * T, 4, target)), load_f16_like(target, tile + 512 + row * 2), total)
+        tile += 544
+        x += BLOCK * T
+    return total
+
+
+def _q4_0(target, tile, row, blocks, x, x_stride, total):
+    T = count_of(target)
+    for _ in range(blocks):
+        acc = zero_products(target)
+        for g in range(4):
+            w = load_codes_like(target, tile + g * 64 + row * 4)
+            acc = dot4(acc, low_nibbles(w), broadcast_i32(x + g * 8 * T, 4, target))
+            acc = dot4(acc, high_nibbles(w), broadcast_i32(x + g * 8 * T + 4 * T, 4, target))
+        products = sub(widen(acc), mul(broadcast_i32(x + SUM * T, 4, target), splat_i32_like(target, EIGHT)))
+        total = fma(mul(to_f32(products), broadcast_f32(x + SCALE * T, 4, target)), load_f16_like(target, tile + 256 + row * 2), total)
+        tile += 288
+        x += BLOCK * T
+    return total
+
+
+def _q4_1(target, tile, row, blocks, x, x_stride, total):
+    T = count_of(target)
+    for _ in range(blocks):
+        acc = zero_products(target)
+        for g in range(4):
+            w = load_codes_like(target, tile + g * 64 + row * 4)
+            acc = dot4(acc, low_nibbles(w), broadcast_i32(x + g * 8 * T, 4, target))
+            acc = dot4(acc, high_nibbles(w), broadcast_i32(x + g * 8 * T + 4 * T, 4, target))
+        total = fma(mul(to_f32(widen(acc)), broadcast_f32(x + SCALE * T, 4, target)), load_f16_like(target, tile + 256 + row * 2), total)
+        total = fma(broadcast_f32(x + SHIFT * T, 4, target), load_f16_like(target, tile + 288 + row * 2), total)
+        tile += 320
+        x += BLOCK * T
+    return total
+
+
+def _q5_0(target, tile, row, blocks, x, x_stride, total):
+    T = count_of(target)
+    for _ in range(blocks):
+        bits = load_codes_like(target, tile + 256 + row * 4)
+        w = load_codes_like(target, tile + row * 4)
+        acc = dot4(zero_products(target), with_high_bit(low_nibbles(w), bits, 0), broadcast_i32(x, 4, target))
+        acc = dot4(acc, with_high_bit(high_nibbles(w), bits, 1), broadcast_i32(x + 4 * T, 4, target))
+        w = load_codes_like(target, tile + 64 + row * 4)
+        acc = dot4(acc, with_high_bit(low_nibbles(w), bits, 2), broadcast_i32(x + 8 * T, 4, target))
+        acc = dot4(acc, with_high_bit(high_nibbles(w), bits, 3), broadcast_i32(x + 12 * T, 4, target))
+        products = widen(acc)  # 5-bit codes: four dot4 an accumulator
+        w = load_codes_like(target, tile + 128 + row * 4)
+        acc = dot4(zero_products(target), with_high_bit(low_nibbles(w), bits, 4), broadcast_i32(x + 16 * T, 4, target))
+        acc = dot4(acc, with_high_bit(high_nibbles(w), bits, 5), broadcast_i32(x + 20 * T, 4, target))
+        w = load_codes_like(target, tile + 192 + row * 4)
+        acc = dot4(acc, with_high_bit(low_nibbles(w), bits, 6), broadcast_i32(x + 24 * T, 4, target))
+        acc = dot4(acc, with_high_bit(high_nibbles(w), bits, 7), broadcast_i32(x + 28 * T, 4, target))
+        products = add(products, widen(acc))
+        products = sub(products, mul(broadcast_i32(x + SUM * T, 4, target), splat_i32_like(target, SIXTEEN)))
+        total = fma(mul(to_f32(products), broadcast_f32(x + SCALE * T, 4, target)), load_f16_like(target, tile + 320 + row * 2), total)
+        tile += 352
+        x += BLOCK * T
+    return total
+
+
+def _q4_k(target, tile, row, blocks, x, x_stride, total):
+    T = count_of(target)
+    for _ in range(blocks):
+        d, dmin = load_f16_like(target, tile + 2304 + row * 2), negate(load_f16_like(target, tile + 2336 + row * 2))
+        for s in range(8):
+            acc = zero_products(target)
+            for g in range(4):
+                w = load_codes_like(target, tile + s * 256 + g * 64 + row * 4)
+                acc = dot4(acc, low_nibbles(w), broadcast_i32(x + g * 8 * T, 4, target))
+                acc = dot4(acc, high_nibbles(w), broadcast_i32(x + g * 8 * T + 4 * T, 4, target))
+            scale = mul(d, load_u8_like(target, tile + 2048 + s * 16 + row))
+            least = mul(dmin, load_u8_like(target, tile + 2176 + s * 16 + row))
+            total = fma(mul(to_f32(widen(acc)), broadcast_f32(x + SCALE * T, 4, target)), scale, total)
+            total = fma(broadcast_f32(x + SHIFT * T, 4, target), least, total)
+            x += BLOCK * T
+        tile += 2368
+    return total
+
+
+def _q6_k(target, tile, row, blocks, x, x_stride, total):
+    T = count_of(target)
+    for _ in range(blocks):
+        d = load_f16_like(target, tile + 3328 + row * 2)
+        for s in range(8):
+            w, scales = tile + s * 384, tile + 3072 + s * 32
+            first, second, high = load_codes_like(target, w + row * 4), load_codes_like(target, w + 64 + row * 4), load_codes_like(target, w + 128 + row * 4)
+            scale = load_i8_like(target, scales + row)
+            acc = dot4(zero_products(target), with_high_bits(low_nibbles(first), high, 0), broadcast_i32(x, 4, target))
+            acc = dot4(acc, with_high_bits(high_nibbles(first), high, 1), broadcast_i32(x + 4 * T, 4, target))
+            products = widen_scaled(acc, scale)  # 6-bit codes: two dot4 an accumulator
+            acc = dot4(zero_products(target), with_high_bits(low_nibbles(second), high, 2), broadcast_i32(x + 8 * T, 4, target))
+            acc = dot4(acc, with_high_bits(high_nibbles(second), high, 3), broadcast_i32(x + 12 * T, 4, target))
+            products = add(products, widen_scaled(acc, scale))
+            first, second, high = load_codes_like(target, w + 192 + row * 4), load_codes_like(target, w + 256 + row * 4), load_codes_like(target, w + 320 + row * 4)
+            scale = load_i8_like(target, scales + 16 + row)
+            acc = dot4(zero_products(target), with_high_bits(low_nibbles(first), high, 0), broadcast_i32(x + 16 * T, 4, target))
+            acc = dot4(acc, with_high_bits(high_nibbles(first), high, 1), broadcast_i32(x + 20 * T, 4, target))
+            products = add(products, widen_scaled(acc, scale))
+            acc = dot4(zero_products(target), with_high_bits(low_nibbles(second), high, 2), broadcast_i32(x + 24 * T, 4, target))
+            acc = dot4(acc, with_high_bits(high_nibbles(second), high, 3), broadcast_i32(x + 28 * T, 4, target))
+            products = add(products, widen_scaled(acc, scale))
+            halves = dot2(target, pair_up(load_i8_like(target, scales + row), scale), broadcast_i32(x + HALVES * T, 4, target))
+            products = sub(products, mul(halves, splat_i32_like(target, THIRTY_TWO)))
+            total = fma(mul(to_f32(products), broadcast_f32(x + SCALE * T, 4, target)), d, total)
+            x += BLOCK * T
+        tile += 3392
+    return total
+
+
+_DOTS = {F32: _f32, F16: _f16, BF16: _bf16, Q8_0: _q8_0, Q4_0: _q4_0, Q4_1: _q4_1, Q5_0: _q5_0, Q4_K: _q4_k, Q6_K: _q6_k}

@@ -1,0 +1,43 @@
+"""Small operations on float32 rows."""
+
+from ..simd.registers import load_f32, maximum, minimum, splat, store_f32
+from ..simd.scalars import get_f32, get_i64
+from .jit import kernel
+from .moe import activate_row
+
+
+def make_clip(isa):
+    """Kernel: every element of the rows to [-limit, limit]; ranks share rows.
+
+    operands: address of the number of rows, rows, stride, columns padded to 16, address of the limit.
+    """
+
+    @kernel
+    def clip(operands, rank, threads):
+        rows, x0, stride = get_i64(get_i64(operands)), get_i64(operands + 8), get_i64(operands + 16)
+        padded, limit = get_i64(operands + 24), get_f32(get_i64(operands + 32))
+        high, low = splat(limit), splat(-limit)
+        for t in range(rank, rows, threads):
+            for i in range(padded // 16):
+                at = x0 + t * stride + i * 64
+                store_f32(at, maximum(minimum(load_f32(at), high), low))
+        return 0
+
+    return clip
+
+
+def make_activate(isa):
+    """Kernel: gate[t] = silu(gate[t]) * up[t], where gate and up have different tensor types; ranks share rows.
+
+    operands: address of the number of rows, gate, up, their stride, columns padded to 16.
+    """
+
+    @kernel
+    def activate(operands, rank, threads):
+        rows, gate, up = get_i64(get_i64(operands)), get_i64(operands + 8), get_i64(operands + 16)
+        stride, padded = get_i64(operands + 24), get_i64(operands + 32)
+        for t in range(rank, rows, threads):
+            activate_row(gate + t * stride, up + t * stride, padded)
+        return 0
+
+    return activate

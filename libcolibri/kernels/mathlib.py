@@ -1,0 +1,38 @@
+"""Vector functions LLVM has no instruction for, written out as fmas: the same bits on every machine."""
+
+import numpy as np
+
+from ..simd.registers import add, div, fma, fnma, maximum, minimum, mul, negate, round_f32, splat_like, times_power_of_two, to_i32
+from .jit import inline
+
+_f = np.float32
+LOG2E, LN2_HIGH, LN2_LOW = _f(1.4426950408889634), _f(0.693359375), _f(-2.12194440e-4)
+LOWEST, HIGHEST = _f(-87.3), _f(88.0)
+C0, C1, C2, C3, C4, C5 = (
+    _f(c) for c in (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1)
+)
+ONE = _f(1)
+
+
+@inline
+def exp(x):
+    """e**x of 16 lanes per register, about 1 ulp (the polynomial of Cephes' expf).
+
+    Arguments are clamped to [-87.3, 88]: below, the result is 1e-38 instead of 0.
+    """
+    x = minimum(maximum(x, splat_like(x, LOWEST)), splat_like(x, HIGHEST))
+    n = round_f32(mul(x, splat_like(x, LOG2E)))
+    r = fnma(n, splat_like(x, LN2_LOW), fnma(n, splat_like(x, LN2_HIGH), x))
+    p = fma(splat_like(x, C0), r, splat_like(x, C1))
+    p = fma(p, r, splat_like(x, C2))
+    p = fma(p, r, splat_like(x, C3))
+    p = fma(p, r, splat_like(x, C4))
+    p = fma(p, r, splat_like(x, C5))
+    p = fma(p, mul(r, r), add(r, splat_like(x, ONE)))
+    return times_power_of_two(p, to_i32(n))
+
+
+@inline
+def silu(x):
+    """x / (1 + e**-x)."""
+    return div(x, add(splat_like(x, ONE), exp(negate(x))))

@@ -1,0 +1,212 @@
+"""What models record programs with: buffers, and one method per kind of operation.
+
+With one token (`private`) every rank does the cheap operations (norm, rounding) redundantly into memory of its own and no barrier
+follows; with many tokens ranks share them. Matrix products always share rows.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from .arena import align_up, allocate
+from .kernels.activations import BLOCK, COLS
+from .kernels.attention import KV_F16, KV_F32, make_attention, make_rope_append
+from .kernels.dots import FLOATS, IDS
+from .kernels.elementwise import make_activate, make_clip
+from .kernels.embed import make_embed
+from .kernels.kernel_set import KernelSet
+from .kernels.matrix import make_gate_up, make_product
+from .kernels.norm import make_norm
+from .matrix import Matrix
+from .program import Program
+
+LANES = 16
+
+
+def padded(cols: int) -> int:
+    """Columns of a float32 row in memory: whole vectors."""
+    return align_up(cols, LANES)
+
+
+def padded_vector(values: np.ndarray | None) -> np.ndarray | None:
+    """A float32 vector with zeros up to a whole number of vectors."""
+    if values is None:
+        return None
+    out = np.zeros(padded(len(values)), np.float32)
+    out[: len(values)] = values
+    return out
+
+
+class Rows:
+    """float32 (n, cols), each row padded with zeros to whole vectors."""
+
+    def __init__(self, n: int, cols: int):
+        self.cols, self.padded = cols, padded(cols)
+        self.data = allocate(n * self.padded * 4, "activations").view(np.float32).reshape(n, self.padded)
+        self.stride = self.padded * 4
+
+
+@dataclass(frozen=True)
+class Activation:
+    """The input of matrix products: float32 rows, int8 panels, or both; `private` bytes apart for each rank (0: shared)."""
+
+    rows: np.ndarray | None
+    rows_stride: int
+    rows_private: int
+    panels: np.ndarray | None
+    panel_bytes: int  # per token
+    panels_private: int
+
+
+def wants(matrices: Iterable[Matrix | None]) -> frozenset[str]:
+    """Which forms of an activation these matrices multiply."""
+    return frozenset("rows" if m.type in FLOATS else "panels" for m in matrices if m is not None)
+
+
+class Recorder:
+    """Records one program for up to `max_tok` tokens; the number of tokens of a run is read from `n_tok`."""
+
+    def __init__(self, kernels: KernelSet, threads: int, max_tok: int, n_tok: np.ndarray, scratch_bytes: int):
+        self.kernels, self.threads, self.max_tok, self.n_tok = kernels, threads, max_tok, n_tok
+        self.private = max_tok == 1
+        self.program = Program()
+        self.scratch_bytes = align_up(scratch_bytes, 64)
+        self.scratch = allocate(self.scratch_bytes * threads, "scratch")
+        self._buffers: dict[tuple, np.ndarray] = {}
+
+    def _buffer(self, kind: str, row_bytes: int) -> np.ndarray:
+        """Memory for one activation, shared by all operations with the same kind and size (they never overlap in time)."""
+        key = kind, row_bytes
+        if key not in self._buffers:
+            copies = self.threads if self.private else self.max_tok
+            self._buffers[key] = allocate(row_bytes * copies, "activations")
+        return self._buffers[key]
+
+    def shared_buffer(self, kind: str, row_bytes: int) -> np.ndarray:
+        """Memory for `max_tok` rows that all ranks share, whatever the mode."""
+        key = kind + " shared", row_bytes
+        if key not in self._buffers:
+            self._buffers[key] = allocate(row_bytes * self.max_tok, "activations")
+        return self._buffers[key]
+
+    def scalar(self, value: float) -> np.ndarray:
+        """A float32 operand, which goes by address."""
+        return np.array([value], np.float32)
+
+    def activation(self, name: str, x: Rows, wanted: frozenset[str], weight: np.ndarray | None = None, epsilon: float = 0.0) -> Activation:
+        """RMS norm (with a weight) and rounding of x, in the wanted forms: "rows", "panels"."""
+        rows, rows_stride, rows_private = self._row_target(x, wanted, weight)
+        panels, panel_bytes, panels_private = None, x.cols // COLS * BLOCK, 0
+        if "panels" in wanted:
+            panels = self._buffer("panels", panel_bytes)
+            panels_private = panel_bytes if self.private else 0
+        done = Activation(rows, rows_stride, rows_private, panels, panel_bytes, panels_private)
+        if weight is None and panels is None:
+            return done
+        row_slots: list = [0, rows_stride, 0]
+        if weight is not None and rows is not None:
+            row_slots = [rows, rows_stride, rows_private]
+        slots = [
+            self.n_tok, x.data, x.stride, x.cols, x.padded, 0 if weight is None else weight, self.scalar(epsilon), *row_slots,
+            0 if panels is None else panels, panels_private, self.scratch, self.scratch_bytes,
+        ]  # fmt: skip
+        self.program.record(name, self.kernels.get(make_norm, self.kernels.width), slots, barrier=not self.private)
+        return done
+
+    def _row_target(self, x: Rows, wanted: frozenset[str], weight: np.ndarray | None) -> tuple[np.ndarray | None, int, int]:
+        """float32 rows of an activation: x itself when there is no norm, else a buffer."""
+        if "rows" not in wanted:
+            return None, x.stride, 0
+        if weight is None:
+            return x.data, x.stride, 0
+        return self._buffer("rows", x.stride), x.stride, x.stride if self.private else 0
+
+    def _input_slots(self, matrix_type: str, x: Activation) -> list:
+        """x, bytes of x per token, bytes of x per rank."""
+        if matrix_type in FLOATS:
+            return [x.rows, x.rows_stride, x.rows_private]
+        return [x.panels, x.panel_bytes, x.panels_private]
+
+    def product(
+        self, name: str, matrix: Matrix, x: Activation, out: Rows, *, bias: np.ndarray | None = None, onto: Rows | None = None,
+        barrier: bool = True,
+    ) -> None:  # fmt: skip
+        """out = matrix @ x, plus a bias (padded vector) or a residual."""
+        groups, blocks, tile_bytes = matrix.tiles.shape
+        base: list = [0, 0]
+        if bias is not None:
+            base = [bias, 0]
+        if onto is not None:
+            base = [onto.data, onto.stride]
+        slots = [matrix.tiles, groups, blocks * tile_bytes, blocks, *self._input_slots(matrix.type, x), self.n_tok, out.data, out.stride, *base]
+        kernel = self.kernels.get(make_product, IDS[matrix.type], self.kernels.width, self.kernels.lanes)
+        self.program.record(f"{name} {matrix.type}", kernel, slots, barrier=barrier)
+
+    def gate_up(self, name: str, gate: Matrix, up: Matrix, x: Activation, out: Rows, spare: Rows) -> None:
+        """out = silu(gate @ x) * (up @ x); `spare` has out's shape and is used when the two tensor types differ."""
+        if gate.type != up.type:
+            self.product(f"{name} gate", gate, x, out, barrier=False)
+            self.product(f"{name} up", up, x, spare)
+            slots = [self.n_tok, out.data, spare.data, out.stride, out.padded]
+            self.program.record(f"{name} silu", self.kernels.get(make_activate), slots)
+            return
+        groups, blocks, tile_bytes = gate.tiles.shape
+        slots = [
+            gate.tiles, up.tiles, groups, blocks * tile_bytes, blocks, *self._input_slots(gate.type, x), self.n_tok, out.data, out.stride,
+        ]  # fmt: skip
+        kernel = self.kernels.get(make_gate_up, IDS[gate.type], self.kernels.width, self.kernels.lanes)
+        self.program.record(f"{name} {gate.type}", kernel, slots)
+
+    def embed(self, name: str, table: Matrix, ids: np.ndarray, out: Rows) -> None:
+        """out[t] = row ids[t] of the table."""
+        _, blocks, tile_bytes = table.tiles.shape
+        slots = [self.n_tok, ids, table.tiles, blocks * tile_bytes, blocks, out.data, out.stride]
+        self.program.record(name, self.kernels.get(make_embed, IDS[table.type]), slots)
+
+    def norm_in_place(self, name: str, x: Rows, weight: np.ndarray, epsilon: float) -> None:
+        """RMS norm of whole rows where they are; ranks share tokens."""
+        slots = [
+            self.n_tok, x.data, x.stride, x.cols, x.padded, weight, self.scalar(epsilon), x.data, x.stride, 0, 0, 0, self.scratch,
+            self.scratch_bytes,
+        ]  # fmt: skip
+        self.program.record(name, self.kernels.get(make_norm, 1), slots)
+
+    def clip(self, name: str, x: Rows, limit: float, *, barrier: bool = True) -> None:
+        """x to [-limit, limit]."""
+        slots = [self.n_tok, x.data, x.stride, x.padded, self.scalar(limit)]
+        self.program.record(name, self.kernels.get(make_clip), slots, barrier=barrier)
+
+    def rope_append(
+        self, start: np.ndarray, q: Rows, k: Rows, v: Rows, head_dim: int, table: np.ndarray, norms: tuple, epsilon: float,
+        descriptor: int, kv_dtype: np.dtype,
+    ) -> None:  # fmt: skip
+        """Turn q and k by their positions and append k and v to the cache; `norms` are q's and k's per-head weights or None."""
+        slots = [
+            self.n_tok, start, q.data, q.stride, q.cols // head_dim, k.data, v.data, k.stride, k.cols // head_dim, head_dim, table,
+            *(0 if weight is None else weight for weight in norms), self.scalar(epsilon), descriptor, self.scratch, self.scratch_bytes,
+        ]  # fmt: skip
+        self.program.record("rope + append", self.kernels.get(make_rope_append, kv_format(kv_dtype)), slots)
+
+    def attention(
+        self, start: np.ndarray, q: Rows, kv_heads: int, head_dim: int, descriptor: int, kv_dtype: np.dtype, window: int, out: Rows,
+        scores: np.ndarray, scores_bytes: int, scores_row_bytes: int,
+    ) -> None:  # fmt: skip
+        """out = attention of q over the cache."""
+        heads = q.cols // head_dim
+        group = head_bundle(heads // kv_heads)
+        slots = [
+            self.n_tok, start, q.data, q.stride, heads, kv_heads, head_dim, descriptor, self.scalar(head_dim**-0.5), window, out.data,
+            out.stride, scores, scores_bytes, scores_row_bytes,
+        ]  # fmt: skip
+        self.program.record("attention", self.kernels.get(make_attention, kv_format(kv_dtype), group), slots)
+
+
+def kv_format(dtype: np.dtype) -> int:
+    """The kernels' number for a cache element type."""
+    return KV_F32 if dtype == np.float32 else KV_F16
+
+
+def head_bundle(heads_per_kv: int) -> int:
+    """Query heads that share a pass over K and V: the largest divisor up to 8."""
+    return max(n for n in range(1, min(8, heads_per_kv) + 1) if heads_per_kv % n == 0)

@@ -1,0 +1,104 @@
+"""Reading experts: exact bytes in parallel; faults retried once, then named."""
+
+import errno
+import os
+
+import numpy as np
+import pytest
+
+from libcolibri.arena import allocate
+from libcolibri.errors import ExpertReadError, FormatError
+from libcolibri.expert_store import ExpertStore
+from libcolibri.file_reader import FileReader
+from libcolibri.format import expert_offsets, read_manifest
+from tests.tiny_model import make_model
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return make_model(tmp_path / "modèle 模型", seed=1, expert_quant={2: "q8_0"}, moe_intermediate_size=32)
+
+
+def expected_bytes(folder, layer: int, expert: int) -> bytes:
+    manifest = read_manifest(folder)
+    start = expert_offsets(folder, manifest, layer)[expert]
+    return (folder / manifest.experts[layer].file).read_bytes()[start : start + manifest.experts[layer].expert_bytes]
+
+
+def read(store: ExpertStore, layer: int, experts: list[int]) -> list[bytes]:
+    targets = allocate(len(experts) * store.expert_bytes[layer], "test").reshape(len(experts), -1)
+    store.read(layer, experts, list(targets))
+    return [target.tobytes() for target in targets]
+
+
+@pytest.mark.parametrize("drop", [False, True])
+def test_reads_exact_bytes(folder, drop):
+    store = ExpertStore(folder, read_manifest(folder), drop_page_cache=drop)
+    for layer in (0, 2):
+        assert read(store, layer, [5, 0, 3]) == [expected_bytes(folder, layer, e) for e in (5, 0, 3)]
+    assert store.expert_bytes[0] > store.expert_bytes[2] and store.total_bytes == 6 * sum(store.expert_bytes.values())
+    store.close()
+
+
+def test_pieces_of_a_large_expert(folder, monkeypatch):
+    monkeypatch.setattr("libcolibri.file_reader.PIECE_BYTES", 1000)
+    store = ExpertStore(folder, read_manifest(folder))
+    assert read(store, 0, [1, 2]) == [expected_bytes(folder, 0, e) for e in (1, 2)]
+
+
+def test_short_reads_are_continued(folder, monkeypatch):
+    whole = os.preadv
+    monkeypatch.setattr(os, "preadv", lambda fd, views, offset: whole(fd, [views[0][:777]], offset))
+    assert read(ExpertStore(folder, read_manifest(folder)), 0, [4]) == [expected_bytes(folder, 0, 4)]
+
+
+def test_without_positioned_reads(folder, monkeypatch):
+    monkeypatch.delattr(os, "preadv")
+    monkeypatch.delattr(os, "posix_fadvise")
+    store = ExpertStore(folder, read_manifest(folder), drop_page_cache=True)
+    assert read(store, 0, list(range(6))) == [expected_bytes(folder, 0, e) for e in range(6)]
+
+
+def failing(monkeypatch, failures: int, error: OSError):
+    """Let the first `failures` reads raise `error`; returns the list of attempts."""
+    original, attempts = FileReader.read_into, []
+
+    def read_into(self, target, offset):
+        attempts.append(offset)
+        if len(attempts) <= failures:
+            raise error
+        original(self, target, offset)
+
+    monkeypatch.setattr(FileReader, "read_into", read_into)
+    return attempts
+
+
+def test_a_fault_is_retried_once(folder, monkeypatch):
+    attempts = failing(monkeypatch, 1, OSError(errno.EIO, "Input/output error"))
+    assert read(ExpertStore(folder, read_manifest(folder)), 2, [1]) == [expected_bytes(folder, 2, 1)]
+    assert len(attempts) == 2
+
+
+def test_a_lasting_fault_names_file_layer_and_expert(folder, monkeypatch):
+    attempts = failing(monkeypatch, 99, OSError(errno.EIO, "Input/output error"))
+    with pytest.raises(ExpertReadError, match=r"experts-00002.safetensors: layer 2 expert 1 cannot be read .*Input/output error"):
+        read(ExpertStore(folder, read_manifest(folder)), 2, [1])
+    assert len(attempts) == 2
+
+
+def test_a_file_cut_short_after_opening(folder):
+    store = ExpertStore(folder, read_manifest(folder))
+    path = folder / "experts-00000.safetensors"
+    whole = expected_bytes(folder, 0, 4)
+    os.truncate(path, path.stat().st_size - 1)
+    assert read(store, 0, [4]) == [whole]
+    with pytest.raises(ExpertReadError, match=r"layer 0 expert 5 cannot be read .*1 bytes too early"):
+        read(store, 0, [5])
+    with pytest.raises(FormatError, match="cut short"):
+        ExpertStore(folder, read_manifest(folder))
+
+
+def test_wrong_target_is_our_own_bug(folder):
+    store = ExpertStore(folder, read_manifest(folder))
+    with pytest.raises(ValueError, match="a target of 5 bytes"):
+        store.read(0, [0], [np.zeros(5, np.uint8)])
