@@ -7,7 +7,7 @@ Sharing: the engine holds one lock during every forward pass, so the cache, its 
 at a time, whatever number of sessions and threads there are. `stats` may be read at any moment.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -48,9 +48,19 @@ class _SlotClass:
         return slot
 
 
-def floor_bytes(store: ExpertStore, num_experts_per_tok: int) -> int:
-    """The least budget: the experts of one token in one layer, for each size of expert there is."""
-    return sum(size * num_experts_per_tok for size, _ in _classes(store))
+def floor_bytes(expert_bytes: Mapping[int, int], num_experts_per_tok: int) -> int:
+    """The least budget: the experts of one token in one layer, for each size of expert there is. expert_bytes by layer."""
+    return num_experts_per_tok * sum(set(expert_bytes.values()))
+
+
+def check_floor(budget_bytes: int, expert_bytes: Mapping[int, int], num_experts_per_tok: int) -> None:
+    """Raises MemoryBudgetError when a budget is below `floor_bytes`."""
+    floor = floor_bytes(expert_bytes, num_experts_per_tok)
+    if budget_bytes < floor:
+        raise MemoryBudgetError(
+            f"an expert cache of {budget_bytes:,} bytes cannot hold one token's {num_experts_per_tok} experts of one layer "
+            f"({floor:,} bytes): give --expert-cache at least {-(-floor // 1_000_000)}MB"
+        )
 
 
 class ExpertCache:
@@ -65,12 +75,7 @@ class ExpertCache:
     def __init__(self, store: ExpertStore, budget_bytes: int, num_experts_per_tok: int):
         self._store, self._clock = store, 0
         self._hits = self._misses = self._read_bytes = self._evictions = 0
-        floor = floor_bytes(store, num_experts_per_tok)
-        if budget_bytes < floor:
-            raise MemoryBudgetError(
-                f"an expert cache of {budget_bytes:,} bytes cannot hold one token's {num_experts_per_tok} experts of one layer "
-                f"({floor:,} bytes): give --expert-cache at least {-(-floor // 1_000_000)}MB, a shorter context, or a smaller model"
-            )
+        check_floor(budget_bytes, store.expert_bytes, num_experts_per_tok)
         slots = _divide(store, budget_bytes, num_experts_per_tok)
         self._classes: list[_SlotClass] = []
         self._place: dict[int, tuple[_SlotClass, int]] = {}

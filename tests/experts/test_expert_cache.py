@@ -116,7 +116,7 @@ TestCacheMachine = CacheMachine.TestCase
 
 def test_floor_is_one_token_of_each_size():
     store = FakeStore()
-    assert floor_bytes(store, K) == 2 * (4096 + 8192)
+    assert floor_bytes(store.expert_bytes, K) == 2 * (4096 + 8192)
     with pytest.raises(MemoryBudgetError, match=r"24,575 bytes cannot hold one token's 2 experts .*\(24,576 bytes\): give --expert-cache"):
         ExpertCache(store, 24575, K)
     cache = ExpertCache(store, 24576, K)

@@ -1,0 +1,258 @@
+"""One loaded model: weights, experts, threads, tokenizer. Shared by any number of sessions and Python threads.
+
+In:  a model directory and how much of the machine to use
+Out: sessions; forward passes, one at a time, in the order of asking
+"""
+
+import hashlib
+import json
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+
+from .config import ModelConfig
+from .cpus import usable_cores
+from .errors import ColibriError, ConfigError, FormatError, MemoryBudgetError
+from .expert_cache import ExpertCache, check_floor, floor_bytes
+from .expert_store import ExpertStore
+from .format import Manifest, check_files, read_manifest
+from .loader import dense_bytes, load_weights
+from .memory_plan import CacheBudget, MemoryPlan, Needs, available_memory, choose_context, parse_budget, plan_memory, size_text
+from .models.registry import parse_config
+from .session import Session
+from .stats import ExpertStats
+from .turn_lock import TurnLock
+
+PREFILL_CHUNK_TOK = 128  # large enough to read each expert once for many tokens, small enough to cancel soon
+MAX_THREADS = 256
+
+Progress = Callable[[str, int, int], None]  # what, done, of how much
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What an engine is put together from. Everything here costs an import that only an opened model needs."""
+
+    decoder: Any  # Decoder(config, weights, team, experts); .activation_bytes(config, chunk), .max_chunk_tok
+    kv_cache: Any  # .bytes_for(config, context_length)
+    team: Any  # Team(threads)
+    load_tokenizer: Callable[[Path, dict], Any]
+    load_chat_template: Callable[[Path], Any]
+    make_sampler: Callable[[Any], Any]  # SamplingParams | None -> .pick(logits, history)
+    make_stop: Callable[[Sequence[str]], Any]  # stop strings -> .push(text), .flush()
+
+
+def default_parts() -> Parts:
+    """The parts of this library, imported now: kernels compile on import, which `--help` and a host program's start should not pay."""
+    from .chat_template import ChatTemplate
+    from .models.decoder import Decoder
+    from .models.kv_cache import KVCache
+    from .sampler import Sampler, SamplingParams
+    from .stop import StopStrings
+    from .thread_team import Team
+    from .tokenizer import Tokenizer
+
+    def make_sampler(params: SamplingParams | None) -> Sampler:
+        return Sampler(params or SamplingParams())
+
+    return Parts(Decoder, KVCache, Team, Tokenizer.load, ChatTemplate.load, make_sampler, StopStrings)
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """One forward pass: its logits as asked for, its duration without waiting for others, what the expert cache did in it."""
+
+    logits: np.ndarray | None
+    seconds: float
+    experts: ExpertStats
+
+
+class Engine:
+    """A loaded model; a context manager. Made by `open`.
+
+    config, manifest           what the model is
+    plan                       MemoryPlan, what goes where
+    tokenizer, chat_template   None when the model has none
+    context_length, threads    as chosen
+    end_ids                    token ids that end a text
+    """
+
+    def __init__(self, path: Path, manifest: Manifest, config: ModelConfig, plan: MemoryPlan, threads: int, parts: Parts):
+        self.path, self.manifest, self.config, self.plan, self.threads, self.parts = path, manifest, config, plan, threads, parts
+        self.context_length = plan.context_length
+        self.prefill_chunk = PREFILL_CHUNK_TOK
+        self.tokenizer: Any = None
+        self.chat_template: Any = None
+        self.experts: ExpertCache | None = None
+        self._decoder: Any = None
+        self._lock = TurnLock()
+        self._closing = ExitStack()
+        self._closed = False
+
+    @classmethod
+    def open(
+        cls,
+        path: str | Path,
+        threads: int | None = None,
+        context_length: int | None = None,
+        expert_cache: str | int = "auto",
+        prefetch: str | bool = "auto",
+        preload: bool = False,
+        on_progress: Progress | None = None,
+        *,
+        prefill_chunk: int | None = None,
+        parts: Parts | None = None,
+    ) -> Self:
+        """Load a model directory.
+
+        threads          compute threads; None: the physical cores this process may use
+        context_length   tokens of prompt and completion; None: min(the model's, 4096), less while memory is short
+        expert_cache     "auto" (what memory leaves), experts per layer (12), or bytes ("6GB", "512MiB")
+        prefetch         "auto", True or False. Experts are read on demand at present, so nothing is ever read ahead
+        preload          fill the expert cache before returning
+        on_progress      called as on_progress(what, done, total)
+        prefill_chunk    prompt tokens between two looks at `cancel`; more is faster when experts are streamed
+        parts            replacements for tests
+
+        Raises FormatError, ConfigError, MemoryBudgetError, TokenizerError, TemplateError; nothing stays open then.
+        """
+        path = Path(path)
+        _check_settings(threads, prefetch, prefill_chunk)
+        budget = parse_budget(expert_cache)
+        manifest = read_manifest(path)
+        if manifest.kind != "decoder":
+            raise FormatError(
+                f"{path}: is a model of kind {manifest.kind!r} and makes embeddings; to generate text, open one of kind 'decoder'"
+            )
+        config = parse_config(manifest.config)
+        check_files(path, manifest)
+        parts = parts or default_parts()
+        chunk = min(prefill_chunk or PREFILL_CHUNK_TOK, parts.decoder.max_chunk_tok)
+        plan = _plan(manifest, config, parts, budget, context_length, chunk)
+        engine = cls(path, manifest, config, plan, threads or usable_cores(), parts)
+        engine.prefill_chunk = chunk
+        try:
+            engine._load(on_progress, preload)
+        except BaseException:
+            engine.close()
+            raise
+        return engine
+
+    def _load(self, on_progress: Progress | None, preload: bool) -> None:
+        if self.manifest.tokenizer is not None:
+            self.tokenizer = self.parts.load_tokenizer(self.path, self.manifest.tokenizer)
+            self.chat_template = self.parts.load_chat_template(self.path)
+        weights = load_weights(self.path, self.manifest, self.config, on_progress)
+        if self.config.is_moe:
+            # The system's copy of the files is a welcome second cache while all of it fits into what is left, and a burden otherwise.
+            store = ExpertStore(self.path, self.manifest, drop_page_cache=self.plan.experts_total > self.plan.free)
+            self._closing.callback(store.close)
+            self.experts = ExpertCache(store, self.plan.experts, self.config.num_experts_per_tok)
+            if preload:
+                self.experts.preload(on_progress)
+        team = self.parts.team(self.threads)
+        self._closing.callback(team.close)
+        self._decoder = self.parts.decoder(self.config, weights, team, self.experts)
+
+    @property
+    def end_ids(self) -> frozenset[int]:
+        """Token ids that end a text: the config's and the tokenizer's."""
+        ids = set(self.config.eos_token_ids)
+        if self.tokenizer is not None:
+            ids.update(self.tokenizer.eos_token_ids)
+        return frozenset(ids)
+
+    @property
+    def fingerprint(self) -> str:
+        """Hash of weights and config: equal exactly when a KV cache of one may be used with the other."""
+        facts = {name: entry.sha256 for name, entry in self.manifest.files.items() if name.endswith(".safetensors")}
+        return hashlib.sha256(json.dumps([facts, self.manifest.config], sort_keys=True).encode()).hexdigest()
+
+    @property
+    def expert_stats(self) -> ExpertStats:
+        """Counters of the expert cache since the start; zeros for a dense model."""
+        return self.experts.stats if self.experts is not None else ExpertStats()
+
+    def new_session(self) -> Session:
+        """An empty session with its own KV cache. MemoryBudgetError when there is no memory for that."""
+        return Session(self)
+
+    def load_session(self, path: str | Path) -> Session:
+        """The session that `Session.save` wrote to `path`."""
+        return Session.load(self, path)
+
+    def new_kv_cache(self) -> Any:
+        """A KV cache for `context_length` positions."""
+        self._refuse_closed()
+        needed, available = self.parts.kv_cache.bytes_for(self.config, self.context_length), available_memory()
+        if needed > available:
+            raise MemoryBudgetError(
+                f"another session needs {size_text(needed)} for its KV cache, {size_text(available)} are free: "
+                "drop a session, or open the model with a shorter context"
+            )
+        return self._decoder.new_kv_cache(self.context_length)
+
+    def forward(self, kv: Any, token_ids: Sequence[int], logits: str = "last") -> Pass:
+        """Append `token_ids` to `kv`. One pass at a time over all threads, first come, first served.
+
+        logits   "none", "last" -> float32 (V,), "all" -> float32 (T, V); at most `prefill_chunk` tokens a call
+        """
+        ids = np.asarray(token_ids, np.int64)
+        with self._lock:
+            self._refuse_closed()
+            before, started = self.expert_stats, time.perf_counter()
+            result = self._decoder.forward(kv, ids, logits=logits)
+            return Pass(result, time.perf_counter() - started, self.expert_stats - before)
+
+    def _refuse_closed(self) -> None:
+        if self._closed:
+            raise ColibriError("the engine is closed: open the model again")
+
+    def close(self) -> None:
+        """End the threads, close the files and let go of the weights. A pass in flight ends first; sessions are unusable afterwards."""
+        with self._lock:
+            self._closed = True
+            self._closing.close()
+            self._decoder = self.experts = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
+def _check_settings(threads: int | None, prefetch: str | bool, prefill_chunk: int | None) -> None:
+    if threads is not None and (isinstance(threads, bool) or not isinstance(threads, int) or not 1 <= threads <= MAX_THREADS):
+        raise ConfigError(f"threads={threads!r}: expected 1 to {MAX_THREADS}, or none for the physical cores")
+    if prefetch not in ("auto", "on", "off", True, False):
+        raise ConfigError(f"prefetch={prefetch!r}: expected 'auto', True or False")
+    if prefill_chunk is not None and (isinstance(prefill_chunk, bool) or not isinstance(prefill_chunk, int) or prefill_chunk < 1):
+        raise ConfigError(f"prefill_chunk={prefill_chunk!r}: expected at least 1 token")
+
+
+def _plan(manifest: Manifest, config: ModelConfig, parts: Parts, budget: CacheBudget, context_length: int | None, chunk: int) -> MemoryPlan:
+    """The memory plan of this model on this machine, from sizes alone."""
+    expert_bytes = {layer: entry.expert_bytes for layer, entry in manifest.experts.items()}
+    needs = Needs(
+        dense=dense_bytes(manifest),
+        activations=parts.decoder.activation_bytes(config, chunk),
+        expert_bytes=expert_bytes,
+        num_experts={layer: entry.num_experts for layer, entry in manifest.experts.items()},
+        floor=floor_bytes(expert_bytes, config.num_experts_per_tok),
+    )
+    available = available_memory()
+
+    def kv_of(length: int) -> int:
+        return int(parts.kv_cache.bytes_for(config, length))
+
+    length = choose_context(context_length, config.max_context_length, kv_of, needs, available)
+    plan = plan_memory(needs, budget, kv_of(length), length, available)
+    if config.is_moe:
+        check_floor(plan.experts, expert_bytes, config.num_experts_per_tok)
+    return plan

@@ -1,0 +1,167 @@
+"""Prompt tokens -> steps: prefill in chunks, then one token at a time.
+
+In:  a session with the prompt's tokens, a sampler, limits
+Out: `Step`s; after each one the session's tokens and KV cache agree, so a reader may leave at any step
+"""
+
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+
+from .stats import GenerationStats
+
+if TYPE_CHECKING:
+    from .session import Session
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What one step of a generation brought.
+
+    text            complete characters to append; "" during prefill and while a character is unfinished
+    token_id        the token generated; None during prefill and in the step that reports a cancellation
+    finish_reason   None, or in the last step "stop" (end token or stop string), "length" (max_tokens or context), "cancelled"
+    """
+
+    text: str
+    token_id: int | None
+    finish_reason: str | None
+    stats: GenerationStats
+
+
+class TokenSampler(Protocol):
+    """Chooses the next token and is told what the text holds so far."""
+
+    def pick(self, logits: np.ndarray, history: list[int]) -> int: ...
+
+
+class TextFilter(Protocol):
+    """Turns token ids into text and watches for stop strings."""
+
+    def push(self, token_id: int) -> tuple[str, bool]: ...
+
+    def flush(self) -> str: ...
+
+
+class NoText:
+    """The text of a model without a tokenizer."""
+
+    def push(self, token_id: int) -> tuple[str, bool]:
+        return "", False
+
+    def flush(self) -> str:
+        return ""
+
+
+class StoppableText:
+    """Text stream of a tokenizer behind stop strings: text that may be the start of one is held back."""
+
+    def __init__(self, stream, stops):
+        self._stream, self._stops = stream, stops
+
+    def push(self, token_id: int) -> tuple[str, bool]:
+        """(text that is certain, whether a stop string has come)."""
+        return self._stops.push(self._stream.push(token_id))
+
+    def flush(self) -> str:
+        """What was held back and turned out to be no stop string."""
+        text, stopped = self._stops.push(self._stream.flush())
+        return text if stopped else text + self._stops.flush()
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """When a generation ends. `cancel` is looked at before every forward pass."""
+
+    max_tokens: int | None
+    end_ids: frozenset[int]
+    cancel: threading.Event | None
+
+    @property
+    def cancelled(self) -> bool:
+        return self.cancel is not None and self.cancel.is_set()
+
+
+class Generation:
+    """One run over a session; iterate over `steps()` once."""
+
+    def __init__(self, session: "Session", prompt: list[int], sampler: TokenSampler, text: TextFilter, limits: Limits):
+        self._session, self._prompt, self._sampler, self._text, self._limits = session, prompt, sampler, text, limits
+        self._started = time.perf_counter()
+        self._turn = session.begin_turn()
+        self.stats = GenerationStats(prompt_tok=len(prompt))
+
+    def steps(self) -> Iterator[Step]:
+        """Prefill steps, then one step per token; the last one has a finish_reason."""
+        logits = yield from self._prefill()
+        if logits is None:
+            yield Step("", None, "cancelled", self.stats)
+            return
+        while True:
+            token_id = self._sample(logits)
+            text, reason = self._judge(token_id)
+            yield Step(text, token_id, reason, self.stats)
+            if reason is not None:
+                return
+            if self._limits.cancelled:
+                yield Step(self._text.flush(), None, "cancelled", self.stats)
+                return
+            logits = self._forward([token_id], prefill=False, last=True)
+
+    def _prefill(self):
+        """Evaluate what the session does not have yet; returns the last position's logits, None when cancelled."""
+        with self._session.using(self._turn):
+            reused = self._session.rewind_to(self._prompt)
+        self.stats = replace(self.stats, reused_tok=reused)
+        chunk, logits = self._session.chunk_tok, None
+        for start in range(reused, len(self._prompt), chunk):
+            if self._limits.cancelled:
+                return None
+            end = min(start + chunk, len(self._prompt))
+            logits = self._forward(self._prompt[start:end], prefill=True, last=end == len(self._prompt))
+            yield Step("", None, None, self.stats)
+        return None if self._limits.cancelled else logits
+
+    def _forward(self, token_ids: list[int], *, prefill: bool, last: bool) -> np.ndarray | None:
+        with self._session.using(self._turn):
+            done = self._session.extend(token_ids, "last" if last else "none")
+        old = self.stats
+        self.stats = replace(
+            old,
+            prefilled_tok=old.prefilled_tok + len(token_ids) * prefill,
+            prefill_s=old.prefill_s + done.seconds * prefill,
+            decode_s=old.decode_s + done.seconds * (not prefill),
+            expert_hits=old.expert_hits + done.experts.hits,
+            expert_misses=old.expert_misses + done.experts.misses,
+            expert_read_bytes=old.expert_read_bytes + done.experts.read_bytes,
+        )
+        return done.logits
+
+    def _sample(self, logits: np.ndarray) -> int:
+        started, first = time.perf_counter(), self.stats.completion_tok == 0
+        with self._session.using(self._turn):
+            token_id = int(self._sampler.pick(logits, self._session.tokens))
+            self._session.note_sampled(token_id)
+        now = time.perf_counter()
+        self.stats = replace(
+            self.stats,
+            completion_tok=self.stats.completion_tok + 1,
+            ttft_s=now - self._started if first else self.stats.ttft_s,
+            decode_s=self.stats.decode_s + (0.0 if first else now - started),
+        )
+        return token_id
+
+    def _judge(self, token_id: int) -> tuple[str, str | None]:
+        """(text to show, finish reason) after a token."""
+        if token_id in self._limits.end_ids:
+            return self._text.flush(), "stop"
+        text, stopped = self._text.push(token_id)
+        if stopped:
+            return text, "stop"
+        if self.stats.completion_tok == self._limits.max_tokens or self._session.is_full:
+            return text + self._text.flush(), "length"
+        return text, None

@@ -1,0 +1,236 @@
+"""One timeline of tokens: what has been read and written so far, and the KV cache of it.
+
+In:  an engine, prompts as text, messages or token ids
+Out: `Step`s, logits; a file that resumes the timeline later
+"""
+
+import os
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+
+from .errors import ColibriError, ConfigError, ContextLengthError, FormatError, TemplateError, TokenizerError
+from .generator import Generation, Limits, NoText, Step, StoppableText, TextFilter
+
+if TYPE_CHECKING:
+    from .engine import Engine, Pass
+    from .sampler import SamplingParams
+
+SESSION_FORMAT = "colibri-session-1"
+LOGITS_CHUNK_TOK = 32  # logits of a large vocabulary are 0.6 MB a position
+
+
+class Session:
+    """Tokens and KV cache of one conversation; made by `Engine.new_session`.
+
+    tokens   every token so far, prompt and completion; the KV cache covers a prefix of it
+
+    One generation at a time: a newer one makes an older, unfinished iterator raise. Different sessions may run on different threads.
+    """
+
+    def __init__(self, engine: "Engine"):
+        self._engine = engine
+        self._kv = engine.new_kv_cache()
+        self.tokens: list[int] = []
+        self._turn = 0
+        self._in_use = threading.Lock()
+
+    # --- generating
+
+    def generate(
+        self,
+        prompt: str | Sequence[int] | Sequence[Mapping[str, Any]],
+        sampling: "SamplingParams | None" = None,
+        *,
+        max_tokens: int | None = None,
+        stop: str | Sequence[str] = (),
+        cancel: threading.Event | None = None,
+    ) -> Iterator[Step]:
+        """Continue `prompt`, reusing the longest prefix it shares with this session.
+
+        prompt       raw text, messages for the chat template, or token ids; always the whole text, not what is new in it
+        sampling     SamplingParams; None is greedy
+        max_tokens   None: until the model ends its text or the context is full
+        stop         strings that end the text; they are not part of it
+        cancel       checked before every forward pass, between the chunks of prefill too
+
+        Yields prefill steps without text, then one step per token. Arguments are checked here and now, not at the first step.
+        Raises ContextLengthError, ConfigError, TokenizerError, TemplateError.
+        """
+        token_ids = self.encode_prompt(prompt)
+        if len(token_ids) > self._engine.context_length:
+            raise ContextLengthError(len(token_ids), self._engine.context_length)
+        if max_tokens is not None and max_tokens < 1:
+            raise ConfigError(f"max_tokens={max_tokens}: expected at least 1, or none for no limit")
+        limits = Limits(max_tokens, self._engine.end_ids, cancel)
+        return Generation(self, token_ids, self._engine.parts.make_sampler(sampling), self._text_filter(stop), limits).steps()
+
+    def encode_prompt(self, prompt: str | Sequence[int] | Sequence[Mapping[str, Any]]) -> list[int]:
+        """The token ids that `generate` evaluates for `prompt`. Raises as `generate` does."""
+        if isinstance(prompt, str):
+            tokenizer = self._tokenizer("text as a prompt")
+            token_ids = tokenizer.with_bos(tokenizer.encode(prompt))
+        elif len(prompt) and isinstance(prompt[0], Mapping):
+            token_ids = self._encode_messages(prompt)
+        else:
+            token_ids = self._check_ids(prompt)
+        if not token_ids:
+            raise ConfigError("the prompt is empty: give at least one token")
+        return token_ids
+
+    def _encode_messages(self, messages: Any) -> list[int]:
+        tokenizer, template = self._tokenizer("messages as a prompt"), self._engine.chat_template
+        if template is None:
+            raise TemplateError("this model has no chat template: give the prompt as text, or convert a model that has one")
+        return tokenizer.with_bos(tokenizer.encode(template.render(messages, add_generation_prompt=True), special=True))
+
+    def _tokenizer(self, use: str) -> Any:
+        if self._engine.tokenizer is None:
+            raise TokenizerError(f"this model has no tokenizer, {use} needs one: give token ids, or convert the model with its tokenizer")
+        return self._engine.tokenizer
+
+    def _check_ids(self, token_ids: Any) -> list[int]:
+        vocab_size = self._engine.config.vocab_size
+        checked = []
+        for token_id in token_ids:
+            if isinstance(token_id, bool) or not isinstance(token_id, int | np.integer) or not 0 <= token_id < vocab_size:
+                raise ConfigError(f"prompt token {token_id!r}: expected a token id from 0 to {vocab_size - 1}")
+            checked.append(int(token_id))
+        return checked
+
+    def _text_filter(self, stop: str | Sequence[str]) -> TextFilter:
+        stops = (stop,) if isinstance(stop, str) else tuple(stop)
+        if self._engine.tokenizer is None:
+            if stops:
+                self._tokenizer("a stop string")
+            return NoText()
+        return StoppableText(self._engine.tokenizer.stream(), self._engine.parts.make_stop(stops))
+
+    # --- the timeline
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the KV cache has no room for another position."""
+        return self._kv.n_tok >= self._engine.context_length
+
+    @property
+    def chunk_tok(self) -> int:
+        """Tokens evaluated between two looks at `cancel`."""
+        return self._engine.prefill_chunk
+
+    @property
+    def kv_bytes(self) -> int:
+        return self._kv.nbytes
+
+    def begin_turn(self) -> int:
+        """Make the caller's the only generation that may continue."""
+        self._turn += 1
+        return self._turn
+
+    @contextmanager
+    def using(self, turn: int | None = None) -> Iterator[None]:
+        """Exclusive use for one step. Raises ColibriError when another thread is inside, or `turn` is not the newest."""
+        if not self._in_use.acquire(blocking=False):
+            raise ColibriError("this session is in use by another thread: make one session per thread")
+        try:
+            if turn is not None and turn != self._turn:
+                raise ColibriError("this generation was overtaken by a newer one of the same session: make one session per conversation")
+            yield
+        finally:
+            self._in_use.release()
+
+    def rewind_to(self, token_ids: Sequence[int]) -> int:
+        """Forget everything after the common prefix with `token_ids`, whose last token is always evaluated anew for its logits.
+
+        Returns the length of the prefix that stays.
+        """
+        known = min(self._kv.n_tok, len(token_ids) - 1, len(self.tokens))
+        same = next((i for i in range(known) if self.tokens[i] != token_ids[i]), known)
+        self._kv.truncate(same)
+        del self.tokens[same:]
+        return same
+
+    def extend(self, token_ids: Sequence[int], logits: str = "none") -> "Pass":
+        """Evaluate tokens after the KV cache's end; what `tokens` had from there on is replaced by them.
+
+        logits   "none", "last" or "all", as in Engine.forward
+        """
+        if self._kv.n_tok + len(token_ids) > self._engine.context_length:
+            raise ContextLengthError(self._kv.n_tok + len(token_ids), self._engine.context_length)
+        # Tokens first: should the pass be interrupted, the KV cache still covers only what `tokens` holds.
+        self.tokens[self._kv.n_tok :] = token_ids
+        return self._engine.forward(self._kv, token_ids, logits)
+
+    def note_sampled(self, token_id: int) -> None:
+        """Append a token that has no KV entry yet."""
+        self.tokens.append(token_id)
+
+    def reset(self) -> None:
+        """Forget everything; the memory stays reserved."""
+        self.begin_turn()
+        with self.using():
+            self._kv.truncate(0)
+            self.tokens.clear()
+
+    def logits(self, token_ids: Sequence[int]) -> np.ndarray:
+        """float32 (T, V): logits after each of `token_ids`, evaluated from an empty session, which holds them afterwards."""
+        checked = self.encode_prompt(list(token_ids))
+        if len(checked) > self._engine.context_length:
+            raise ContextLengthError(len(checked), self._engine.context_length)
+        self.reset()
+        rows = np.empty((len(checked), self._engine.config.vocab_size), np.float32)
+        with self.using():
+            for start in range(0, len(checked), LOGITS_CHUNK_TOK):
+                piece = checked[start : start + LOGITS_CHUNK_TOK]
+                rows[start : start + len(piece)] = self.extend(piece, "all").logits
+        return rows
+
+    # --- resuming later
+
+    def save(self, path: str | Path) -> None:
+        """Write tokens and KV cache to a safetensors file, complete or not at all."""
+        path = Path(path)
+        with self.using():
+            arrays = {f"kv.{name}": np.ascontiguousarray(array) for name, array in self._kv.export().items()}
+            metadata = {"format": SESSION_FORMAT, "model": self._engine.fingerprint, "n_tok": str(self._kv.n_tok)}
+            arrays["tokens"] = np.array(self.tokens, np.int64)
+        partial = path.with_name(path.name + ".partial")
+        save_file(arrays, partial, metadata)
+        os.replace(partial, path)
+
+    @classmethod
+    def load(cls, engine: "Engine", path: str | Path) -> "Session":
+        """A session that goes on where `save` left off.
+
+        Raises FormatError for a file that is none or belongs to another model, ContextLengthError when it does not fit.
+        """
+        tokens, n_tok, arrays = _read_session(Path(path), engine.fingerprint)
+        if len(tokens) > engine.context_length:
+            raise ContextLengthError(len(tokens), engine.context_length)
+        session = cls(engine)
+        session.tokens = session._check_ids(tokens)
+        session._kv.restore(arrays, n_tok)
+        return session
+
+
+def _read_session(path: Path, fingerprint: str) -> tuple[list[int], int, dict[str, np.ndarray]]:
+    try:
+        with safe_open(path, framework="numpy") as file:
+            metadata = file.metadata() or {}
+            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # not a dict: it has no iterator
+    except (OSError, SafetensorError) as error:
+        raise FormatError(f"{path}: is no saved session ({error})") from error
+    if metadata.get("format") != SESSION_FORMAT:
+        raise FormatError(f"{path}: has format {metadata.get('format')!r}, expected {SESSION_FORMAT!r}: it is no session of this version")
+    if metadata.get("model") != fingerprint:
+        raise FormatError(f"{path}: was saved with another model: open that one, or start a new session")
+    tokens, n_tok = arrays.pop("tokens", None), metadata.get("n_tok", "")
+    if tokens is None or tokens.dtype != np.int64 or tokens.ndim != 1 or not n_tok.isdecimal() or int(n_tok) > len(tokens):
+        raise FormatError(f"{path}: its tokens and KV cache do not agree: it is damaged, start a new session")
+    return tokens.tolist(), int(n_tok), {name.removeprefix("kv."): array for name, array in arrays.items()}

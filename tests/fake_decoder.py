@@ -1,0 +1,186 @@
+"""A decoder, KV cache, team and tokenizer in a few lines of numpy, for everything above them.
+
+The toy model's logits depend on every token before a position, so a wrong prefix, a lost token or a mixed-up session changes them.
+"""
+
+import time
+
+import numpy as np
+
+from libcolibri.engine import Parts
+
+
+class FakeKVCache:
+    """Remembers the tokens themselves."""
+
+    def __init__(self, context_length: int):
+        self.context_length, self.n_tok = context_length, 0
+        self.seen = np.zeros(context_length, np.int64)
+        self.nbytes = self.seen.nbytes
+
+    @staticmethod
+    def bytes_for(config, context_length: int) -> int:
+        return 8 * context_length
+
+    def truncate(self, n_tok: int) -> None:
+        assert 0 <= n_tok <= self.n_tok
+        self.n_tok = n_tok
+
+    def export(self) -> dict[str, np.ndarray]:
+        return {"seen": self.seen[: self.n_tok]}
+
+    def restore(self, arrays: dict[str, np.ndarray], n_tok: int) -> None:
+        self.seen[:n_tok], self.n_tok = arrays["seen"], n_tok
+
+
+def toy_logits(tokens, vocab_size: int) -> np.ndarray:
+    """float32 (V,) after `tokens`: a function of all of them in order."""
+    state = 1
+    for token in tokens:
+        state = (state * 1_000_003 + int(token) + 1) % (1 << 61)
+    return np.random.default_rng(state).normal(size=vocab_size).astype(np.float32)
+
+
+class FakeDecoder:
+    """Counts and records its calls; asks the expert cache as a real one would."""
+
+    max_chunk_tok = 64
+    delay_s = 0.0
+
+    def __init__(self, config, weights, team, experts):
+        self.config, self.weights, self.team, self.experts = config, weights, team, experts
+        self.calls: list[tuple[int, str]] = []
+        self.inside = 0
+
+    @staticmethod
+    def activation_bytes(config, chunk: int) -> int:
+        return 4 * config.hidden_size * chunk
+
+    def new_kv_cache(self, context_length: int) -> FakeKVCache:
+        return FakeKVCache(context_length)
+
+    def forward(self, kv: FakeKVCache, token_ids: np.ndarray, logits: str = "last"):
+        assert token_ids.dtype == np.int64 and 1 <= len(token_ids) <= self.max_chunk_tok and not self.team.closed
+        assert kv.n_tok + len(token_ids) <= kv.context_length
+        assert self.inside == 0, "two forward passes at once"
+        self.inside += 1
+        time.sleep(self.delay_s)
+        self.calls.append((len(token_ids), logits))
+        kv.seen[kv.n_tok : kv.n_tok + len(token_ids)] = token_ids
+        first = kv.n_tok
+        kv.n_tok += len(token_ids)
+        self._use_experts(token_ids)
+        rows = [toy_logits(kv.seen[: i + 1], self.config.vocab_size) for i in range(first, kv.n_tok)] if logits != "none" else []
+        self.inside -= 1
+        return None if logits == "none" else rows[-1] if logits == "last" else np.stack(rows)
+
+    def _use_experts(self, token_ids: np.ndarray) -> None:
+        K = self.config.num_experts_per_tok
+        for layer, routed in enumerate(self.config.moe_layers):
+            for token in token_ids if routed else ():
+                wanted = [(int(token) + layer + k) % self.config.num_experts for k in range(K)]
+                table = self.experts.table(layer)
+                here = [e for e in wanted if table[e]]
+                self.experts.touch(layer, here)
+                if len(here) < K:
+                    self.experts.ensure(layer, [e for e in wanted if not table[e]], protect=here)
+                assert all(table[e] for e in wanted)
+
+
+class FakeTeam:
+    def __init__(self, threads: int):
+        self.threads, self.closed = threads, False
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class FakeTokenizer:
+    """One token per byte below 48 of a small alphabet; token 5 is the first half of "é", 6 the second; 47 ends a text."""
+
+    alphabet = " abcd..efghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQR\0"
+    vocab_size, bos_token_id, eos_token_ids = 48, None, (47,)
+
+    def encode(self, text: str, *, special: bool = False) -> list[int]:
+        return [token for letter in text for token in ((5, 6) if letter == "é" else (self.alphabet.index(letter),))]
+
+    def with_bos(self, token_ids) -> list[int]:
+        return list(token_ids)
+
+    def decode(self, token_ids) -> str:
+        stream = self.stream()
+        return "".join(stream.push(token) for token in token_ids) + stream.flush()
+
+    def stream(self) -> "FakeStream":
+        return FakeStream()
+
+
+class FakeStream:
+    half = False
+
+    def push(self, token_id: int) -> str:
+        if token_id == 5:
+            self.half = True
+            return ""
+        if token_id == 6:
+            whole, self.half = self.half, False
+            return "é" if whole else "\ufffd"
+        return FakeTokenizer.alphabet[token_id]
+
+    def flush(self) -> str:
+        return ""
+
+
+class FakeTemplate:
+    def render(self, messages, *, add_generation_prompt=True) -> str:
+        return "".join(f"{m['role'][0]}{m['content']} " for m in messages) + ("a" if add_generation_prompt else "")
+
+
+class FakeStops:
+    """Stop strings with the plainest hold-back: as many characters as the longest one minus one."""
+
+    def __init__(self, stops):
+        self.stops, self.held = list(stops), ""
+
+    def push(self, text: str) -> tuple[str, bool]:
+        self.held += text
+        places = [self.held.find(stop) for stop in self.stops if stop in self.held]
+        if places:
+            return self.held[: min(places)], True
+        keep = max((len(stop) - 1 for stop in self.stops), default=0)
+        cut = max(len(self.held) - keep, 0)
+        out, self.held = self.held[:cut], self.held[cut:]
+        return out, False
+
+    def flush(self) -> str:
+        out, self.held = self.held, ""
+        return out
+
+
+class GreedySampler:
+    def pick(self, logits, history) -> int:
+        return int(np.argmax(logits))
+
+
+class ScriptSampler:
+    """Picks what a test prescribes, and keeps the histories it was shown."""
+
+    def __init__(self, script):
+        self.script, self.histories = list(script), []
+
+    def pick(self, logits, history) -> int:
+        self.histories.append(list(history))
+        return self.script.pop(0)
+
+
+def fake_parts(**changes) -> Parts:
+    parts = {
+        "decoder": FakeDecoder,
+        "kv_cache": FakeKVCache,
+        "team": FakeTeam,
+        "load_tokenizer": lambda path, entry: FakeTokenizer(),
+        "load_chat_template": lambda path: FakeTemplate(),
+        "make_sampler": lambda params: params if hasattr(params, "pick") else GreedySampler(),
+        "make_stop": FakeStops,
+    }
+    return Parts(**{**parts, **changes})
