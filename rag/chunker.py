@@ -6,6 +6,7 @@ Out: Chunks: exact slices of the document's text, each under one heading path
 First sections (headings), then paragraphs, code blocks and tables, then sentences, then length in the embedder's tokens.
 """
 
+import math
 import re
 import unicodedata
 from collections.abc import Callable, Iterator
@@ -18,7 +19,10 @@ CountTok = Callable[[str], int]
 CHUNKER_VERSION = 1  # raise it when the same document would be cut differently: documents are then cut again at the next ingest
 
 # A sentence ends at a full stop of any script and the quotes closing after it; ASCII stops only before a space.
-_SENTENCE_END = re.compile(r"[。！？；…｡؟۔।]+[”’」』）】》\"')\]]*\s*|[.!?]+[\"')\]”’]*\s+|\n\s*\n\s*|\n(?=\s*(?:[-*+•·]|[0-9]{1,3}[.)、])\s)")
+_SENTENCE_END = re.compile(
+    r"[。！？；…｡؟۔।]+[”’」』）】》\"')\]]*\s*|[.!?]+[\"')\]”’]*\s+|\n\s*\n\s*"
+    r"|\n(?=[ \t]*(?:[-*+•·]|[0-9]{1,3}[.)、])\s)"  # items of a list
+)
 _ABBREVIATION = re.compile(r"(?:\b(?:e\.g|i\.e|etc|cf|vs|fig|no|dr|mr|mrs|ms|prof|st|approx|resp|[A-Za-z])|\d)\.\s+$", re.IGNORECASE)
 _SOFT_BREAK = re.compile(r"[\n\t ，、,;:：)\]}）]")
 _MAX_CHARS_PER_TOK = 24  # a unit longer than that per allowed token is cut without counting it as a whole
@@ -112,11 +116,14 @@ def _is_under(block: Block, heading: Block) -> bool:
 
 def _chunk_section(document: Document, section: list[Block], count_tok: CountTok, max_tok: int, config: ChunkConfig) -> Iterator[Chunk]:
     units = [unit for block in section for unit in _units(document.text, block, count_tok, max_tok)]
+    total = sum(unit.n_tok for unit in units)
+    # Chunks of like length, instead of full ones and a crumb.
+    target = math.ceil(total / max(1, math.ceil(total / max_tok)))
     first = 0
     fresh = 0  # first unit that no chunk holds yet
     while fresh < len(units):
         end, total = first, 0
-        while end < len(units) and (total + units[end].n_tok <= max_tok or end == first):
+        while end < len(units) and (end == first or (total < target and total + units[end].n_tok <= max_tok)):
             total += units[end].n_tok
             end += 1
         if end <= fresh:  # the overlap left no room for anything new

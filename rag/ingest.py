@@ -188,7 +188,8 @@ class Ingest:
             # Last, so that a document cut out of a removed one finds its vectors still there.
             for record in plan.remove:
                 self._store.remove_document(record.id)
-            self._on_progress(IngestProgress("embed", "", total_bytes, total_bytes, len(plan.write), len(plan.write), self._report.n_chunks))
+            n = len(plan.write)
+            self._on_progress(IngestProgress("embed", "", total_bytes, total_bytes, n, n, self._report.n_chunks))
         if self._report.cancelled:
             self._forget_undone(plan)
 
@@ -225,8 +226,8 @@ class Ingest:
             known.update(zip((hashes[i] for i in batch), vectors, strict=True))
             self._report.n_embedded += len(batch)
             share = (start + len(batch)) / len(missing)
-            done = progress.done_bytes + int(share * document.size_bytes)
-            self._on_progress(replace(progress, done_bytes=min(done, progress.total_bytes), n_chunks=progress.n_chunks + start + len(batch)))
+            done = min(progress.done_bytes + int(share * document.size_bytes), progress.total_bytes)
+            self._on_progress(replace(progress, done_bytes=done, n_chunks=progress.n_chunks + start + len(batch)))
         return np.stack([known[digest] for digest in hashes])
 
     def _skip(self, path: str, reason: str) -> None:

@@ -16,7 +16,9 @@ from .documents import Block, ParsedText
 _TAG_NAME = re.compile(r"</?([a-zA-Z][a-zA-Z0-9:-]{0,40})")
 _HIDDEN = re.compile(r"\shidden(?:[\s=/>]|$)|aria-hidden\s*=\s*[\"']?true|display\s*:\s*none|visibility\s*:\s*hidden", re.IGNORECASE)
 # Tables of contents and navigation bars, as DocBook, Sphinx and MkDocs name them: they match every question and answer none.
-_NAVIGATION = re.compile(r"\sclass\s*=\s*[\"'](?:[^\"']*\s)?(?:toc|navheader|navfooter|toctree-wrapper|sphinxsidebar|breadcrumbs?)[\s\"']", re.IGNORECASE)
+_NAVIGATION = re.compile(
+    r"\sclass\s*=\s*[\"'](?:[^\"']*\s)?(?:toc|navheader|navfooter|toctree-wrapper|sphinxsidebar|breadcrumbs?)[\s\"']", re.IGNORECASE
+)
 _SPACES = re.compile(r"[ \t\n\xa0\u3000]+")
 _HAN_BREAK = re.compile(r"(?<=[\u3000-\u9fff\uff00-\uffef])[ ]?\n[ ]*(?=[\u3000-\u9fff\uff00-\uffef])")
 
@@ -24,9 +26,11 @@ RAW_TEXT = frozenset({"script", "style", "textarea", "iframe", "noembed", "xmp"}
 LEFT_OUT = frozenset({"script", "style", "noscript", "template", "svg", "math", "nav", "iframe", "object", "select", "button", "noembed"})
 VOID = frozenset(["area", "base", "br", "col", "embed", "hr", "img", "input", "link", "meta", "param", "source", "track", "wbr"])
 HEADINGS = {f"h{level}": level for level in range(1, 7)}
-BREAKS = frozenset(
-    ["address", "article", "aside", "blockquote", "body", "center", "dd", "details", "dialog", "div", "dl", "dt", "fieldset", "figcaption", "figure", "footer", "form", "header", "hr", "html", "legend", "li", "main", "menu", "ol", "option", "p", "pre", "section", "summary", "table", "tbody", "tfoot", "thead", "tr", "ul", "caption"]
+_BREAKS = (
+    "address article aside blockquote body center dd details dialog div dl dt fieldset figcaption figure footer form header hr html "
+    "legend li main menu ol option p pre section summary table tbody tfoot thead tr ul caption"
 )
+BREAKS = frozenset(_BREAKS.split())
 MAX_ATTRIBUTE_CHARS = 4096  # looked at for being hidden
 MAX_HIDDEN_DEPTH = 1_000_000
 
@@ -34,7 +38,7 @@ MAX_HIDDEN_DEPTH = 1_000_000
 def parse_html(source: str) -> ParsedText:
     """Visible text of an HTML page with headings, code blocks, lists and tables."""
     builder = _Builder()
-    for kind, content, name, line in _tokens(source):
+    for kind, content, name, line in _Scanner(source).tokens():
         if kind == "text":
             builder.text(content, line)
         elif kind == "open":
@@ -45,73 +49,69 @@ def parse_html(source: str) -> ParsedText:
     return ParsedText("".join(builder.pieces), tuple(builder.blocks), builder.title or builder.first_heading())
 
 
-def _tokens(source: str) -> Iterator[tuple[str, str, str, int]]:
-    """("text" | "open" | "close", content, lower-case tag name, line). Linear: what was not found once is not sought again."""
-    position, line, length = 0, 1, len(source)
-    no_more: set[str] = set()
+class _Scanner:
+    """Cuts a page into tags and text. Linear: what was not found once is not sought again."""
 
-    def find(what: str, start: int) -> int:
-        if what in no_more:
+    def __init__(self, source: str):
+        self._source = source
+        self._absent: set[str] = set()
+
+    def tokens(self) -> Iterator[tuple[str, str, str, int]]:
+        """("text" | "open" | "close", text or attributes, lower-case tag name, line from 1)."""
+        source, position, line = self._source, 0, 1
+        while position < len(source):
+            kind, start, end, name = self._next(position)
+            first, last = (start, end) if kind == "text" else (start, min(end, start + MAX_ATTRIBUTE_CHARS))
+            if kind != "skip":
+                yield kind, source[first:last], name, line
+            line += source.count("\n", position, end)
+            position = end
+            if kind == "open" and name in RAW_TEXT:
+                # Its content is no markup; without an end tag it runs to the end of the file, as in browsers.
+                closing = re.compile(rf"</{name}\b", re.IGNORECASE).search(source, position)
+                end = closing.start() if closing else len(source)
+                yield "text", source[position:end], "", line
+                line += source.count("\n", position, end)
+                position = end
+
+    def _next(self, position: int) -> tuple[str, int, int, str]:
+        """(kind, start of its content, end, tag name) of what begins at position; comments are of kind "skip"."""
+        source = self._source
+        if source[position] != "<":
+            end = self._find("<", position)
+            return "text", position, len(source) if end < 0 else end, ""
+        name = _TAG_NAME.match(source, position)
+        if name is not None:
+            kind = "close" if source[position + 1] == "/" else "open"
+            return kind, name.end(), self._end_of_tag(name.end()), name.group(1).lower()
+        if source[position + 1 : position + 2] not in ("!", "?", "/"):
+            return "text", position, position + 1, ""
+        mark = "-->" if source.startswith("<!--", position) else ">"
+        end = self._find(mark, position + 2)
+        return "skip", position, len(source) if end < 0 else end + len(mark), ""
+
+    def _find(self, what: str, start: int) -> int:
+        if what in self._absent:
             return -1
-        found = source.find(what, start)
+        found = self._source.find(what, start)
         if found < 0:
-            no_more.add(what)
+            self._absent.add(what)
         return found
 
-    while position < length:
-        start = find("<", position)
-        if start < 0:
-            start = length
-        if start > position:
-            yield "text", source[position:start], "", line
-            line += source.count("\n", position, start)
-            if start == length:
-                return
-        name = _TAG_NAME.match(source, start)
-        if name is None:
-            end = _end_of_markup(source, start, find)
-            if end is None:
-                yield "text", "<", "", line
-                end = start + 1
-        else:
-            end = _end_of_tag(source, name.end(), find)
-            tag = name.group(1).lower()
-            yield ("close" if source[start + 1] == "/" else "open"), source[name.end() : min(end, name.end() + MAX_ATTRIBUTE_CHARS)], tag, line
-            if tag in RAW_TEXT and source[start + 1] != "/":
-                # Its content is no markup; without an end tag it runs to the end of the file, as in browsers.
-                closing = re.compile(rf"</{tag}\b", re.IGNORECASE).search(source, end)
-                line += source.count("\n", start, end)
-                start, end = end, closing.start() if closing else length
-                yield "text", source[start:end], "", line
-        line += source.count("\n", start, end)
-        position = end
-
-
-def _end_of_markup(source: str, start: int, find) -> int | None:
-    """End of a comment, declaration or processing instruction at start; None when the "<" is plain text."""
-    if source.startswith("<!--", start):
-        end = find("-->", start + 4)
-        return len(source) if end < 0 else end + 3
-    if source[start + 1 : start + 2] in ("!", "?", "/"):
-        end = find(">", start)
-        return len(source) if end < 0 else end + 1
-    return None
-
-
-def _end_of_tag(source: str, start: int, find) -> int:
-    """Offset behind a tag's ">", which does not count inside quotes."""
-    position = start
-    while True:
-        end = find(">", position)
-        if end < 0:
-            return len(source)
-        quote = min((q for q in (source.find('"', position, end), source.find("'", position, end)) if q >= 0), default=-1)
-        if quote < 0:
-            return end + 1
-        closing = find(source[quote], quote + 1)
-        if closing < 0:
-            return end + 1
-        position = closing + 1
+    def _end_of_tag(self, position: int) -> int:
+        """Offset behind a tag's ">", which does not count inside quotes."""
+        source = self._source
+        while True:
+            end = self._find(">", position)
+            if end < 0:
+                return len(source)
+            quote = min((at for at in (source.find('"', position, end), source.find("'", position, end)) if at >= 0), default=-1)
+            if quote < 0:
+                return end + 1
+            closing = self._find(source[quote], quote + 1)
+            if closing < 0:
+                return end + 1
+            position = closing + 1
 
 
 class _Builder:

@@ -186,8 +186,8 @@ class Store:
                 _set_fact(connection, "dimension", str(dimension))
             elif known != fingerprint or self.dimension != dimension:
                 raise EmbedderMismatchError(
-                    f"{self.path!r} was made with embedder {known!r} ({self.dimension} dimensions), now {fingerprint!r} ({dimension} dimensions) "
-                    "is in use: open it with the first, or ingest the documents into a new folder"
+                    f"{self.path!r} was made with embedder {known!r} ({self.dimension} dimensions), now {fingerprint!r} "
+                    f"({dimension} dimensions) is in use: open it with the first, or ingest the documents into a new folder"
                 )
 
     def _renew_text_index(self) -> None:
@@ -269,8 +269,7 @@ class Store:
                 f"SELECT id, document_id, position, start, end, line, n_tok, heading_path, text FROM chunks WHERE id IN ({marks})", part
             )
             for row in rows:
-                *numbers, path, text = row
-                found[row[0]] = ChunkRecord(*numbers, tuple(json.loads(path)), text)
+                found[row[0]] = _chunk_record(row)
         return found
 
     def documents_by_id(self, document_ids: Sequence[int]) -> dict[int, DocumentRecord]:
@@ -340,8 +339,14 @@ class Store:
 
     def stats(self) -> StoreStats:
         with self._transaction("DEFERRED"):
-            documents, chunks, vectors = (int(self._rows(f"SELECT count(*) FROM {table}")[0][0]) for table in ("documents", "chunks", "vectors"))
+            tables = ("documents", "chunks", "vectors")
+            documents, chunks, vectors = (int(self._rows(f"SELECT count(*) FROM {table}")[0][0]) for table in tables)
             return StoreStats(documents, chunks, vectors, os.path.getsize(self.path), self.generation)
+
+
+def _chunk_record(row: tuple) -> ChunkRecord:
+    chunk_id, document_id, position, start, end, line, n_tok, path, text = row
+    return ChunkRecord(chunk_id, document_id, position, start, end, line, n_tok, tuple(json.loads(path)), text)
 
 
 def _vector(blob: bytes) -> np.ndarray:
@@ -356,7 +361,7 @@ def _batches(values: Sequence) -> Iterator[tuple[str, list]]:
 
 
 def _set_fact(connection: sqlite3.Connection, name: str, value: str) -> None:
-    connection.execute("INSERT INTO facts (name, value) VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET value = excluded.value", (name, value))
+    connection.execute("INSERT OR REPLACE INTO facts (name, value) VALUES (?, ?)", (name, value))
 
 
 def _next_generation(connection: sqlite3.Connection) -> None:
@@ -375,7 +380,8 @@ def _insert_chunk(
     digest = passage_hash(passage_text(title, chunk.heading_path, chunk.text))
     path = json.dumps(chunk.heading_path, ensure_ascii=False)
     cursor = connection.execute(
-        "INSERT INTO chunks (document_id, position, start, end, line, n_tok, heading_path, text, passage_hash) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        "INSERT INTO chunks (document_id, position, start, end, line, n_tok, heading_path, text, passage_hash) "
+        "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
         (document_id, position, chunk.start, chunk.end, chunk.line, chunk.n_tok, path, chunk.text, digest),
     )
     chunk_id = cursor.lastrowid
