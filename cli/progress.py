@@ -17,7 +17,8 @@ PLAIN_LINE_S = 10.0
 TICK_S = 1.0
 HINT_S = 3.0
 BAR_COLUMNS = 20
-OPENING = ("opening the model", "the first start on a machine compiles the kernels, which takes a minute")
+COMPILING = "the first start on a machine compiles the kernels, which takes a minute"
+OPENING = ("opening the model", COMPILING)
 
 
 class ProgressLine:

@@ -14,7 +14,7 @@ import click
 from ..errors import INTERRUPTED, SKIPPED, reports_errors
 from ..interrupt import cancel_on_interrupt
 from ..options import command, json_option
-from ..progress import ProgressLine
+from ..progress import COMPILING, ProgressLine
 from ..services import Services
 from ..text import neutralise, one_line, to_json
 
@@ -51,7 +51,7 @@ def main(
     folder = Path(kb).expanduser() if kb else services.home.default_knowledge_base
     model = services.home.embedder(embedder)
     with ProgressLine(sys.stderr) as progress:
-        with progress.waiting("opening the embedder"):
+        with progress.waiting("opening the embedder", COMPILING):
             embedder_model = services.open_encoder(model)
         with closing(embedder_model) as encoder, closing(services.open_knowledge_base(folder, encoder, create=True)) as base:
             options = {} if collection is None else {"collection": collection}

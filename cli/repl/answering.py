@@ -10,7 +10,7 @@ from threading import Event
 from typing import Any
 
 from ..generation import stats_line
-from ..interrupt import cancel_on_interrupt
+from ..interrupt import cancel_on_interrupt, keys_unseen
 from ..progress import ProgressLine
 from ..text import one_line
 from .render import Renderer
@@ -114,7 +114,7 @@ def answer(state: ReplState, gathered: Answer, cancel: Event) -> None:
 
 def gather(state: ReplState, question: str, show: Callable[[str], None]) -> Turn:
     """Answer and keep the turn. Ctrl-C stops the answer; what was written is kept and marked as stopped."""
-    with ProgressLine(sys.stderr) as progress, cancel_on_interrupt() as cancel:
+    with ProgressLine(sys.stderr) as progress, keys_unseen(), cancel_on_interrupt() as cancel:
         progress.note("searching the documents …" if state.knowledge_base is not None else "reading …")
         gathered = Answer(question, show, progress)
         try:
@@ -173,6 +173,12 @@ def conclude(turn: Turn, renderer: Renderer) -> None:
         renderer.note(stats_line(turn.stats))
 
 
+def excerpt(text: str) -> str:
+    """The beginning of a passage on one line, without the heading that is shown beside it."""
+    body = "\n".join(line for line in text.splitlines() if not line.startswith("#"))
+    return one_line(body if body.strip() else text, EXCERPT)
+
+
 def search(state: ReplState, query: str, renderer: Renderer, limit: int = 8) -> None:
     """Show what the searches find, without any language model."""
     sources = from_hits(state.knowledge_base.search(query, limit=limit, scope=state.services.scope(state.scope)))
@@ -182,4 +188,4 @@ def search(state: ReplState, query: str, renderer: Renderer, limit: int = 8) -> 
         return
     for source in sources:
         renderer.say(f"[{source.number}] {source.place}  {source.heading}", "bold")
-        renderer.say("    " + one_line(source.text, EXCERPT))
+        renderer.say("    " + excerpt(source.text))

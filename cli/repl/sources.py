@@ -3,6 +3,7 @@
 In: colibri_rag's Hit and AnswerResult.  Out: Source, with a number, a place that can be opened, and each stage's rank and score.
 """
 
+import os
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,10 +36,11 @@ class Source:
 
     @property
     def place(self) -> str:
-        """'notes.md:12' or 'book.pdf, page 3'."""
+        """'notes.md:12' or 'book.pdf, page 3'; relative to the working directory when it is below that."""
+        path = os.path.relpath(self.path) if self.path.startswith(os.path.join(os.getcwd(), "")) else self.path
         if self.page is not None:
-            return f"{self.path}, page {self.page}"
-        return self.path if self.line is None else f"{self.path}:{self.line}"
+            return f"{path}, page {self.page}"
+        return path if self.line is None else f"{path}:{self.line}"
 
 
 def from_hits(hits: Any) -> tuple[Source, ...]:

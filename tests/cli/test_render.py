@@ -4,6 +4,7 @@ import io
 import random
 
 import pytest
+from colibri_cli.repl.answering import excerpt
 from colibri_cli.repl.render import AnswerWriter
 from rich.cells import cell_len
 from rich.console import Console
@@ -96,3 +97,8 @@ def test_an_empty_answer_leaves_no_line() -> None:
 
 def test_a_screen_of_one_column_does_not_hang() -> None:
     assert "abc" in write("abcdefghijkl 中文", 1).replace("\n", "")
+
+
+def test_an_excerpt_leaves_out_the_heading_shown_beside_it() -> None:
+    assert excerpt("# Title\n\nFirst words.\n") == "First words." and excerpt("# Title only") == "# Title only"
+    assert len(excerpt("x" * 10_000)) == 160

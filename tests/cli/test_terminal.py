@@ -128,6 +128,26 @@ def test_ctrl_c_stops_the_answer_and_ctrl_d_leaves(home: Path) -> None:
         terminal.close()
 
 
+def test_keys_typed_during_an_answer_wait_for_the_next_prompt(home: Path) -> None:
+    terminal = Terminal(home, [["word "] * 60, ["then"]], delay_s=0.02)
+    try:
+        terminal.wait_for_prompt()
+        terminal.type("first\r")
+        terminal.wait_for("word word")
+        terminal.type("typed early")
+        screen = terminal.wait_for("tokens at")
+        assert "typed early" not in screen and screen.count("word") == 60
+        terminal.wait_for_prompt()
+        terminal.type(" and late\r")
+        terminal.wait_for("then")
+        terminal.wait_for_prompt()
+        terminal.type("\x04")
+        assert terminal.end() == 0
+        assert "+typed early and late\n" in (home / "history").read_text()
+    finally:
+        terminal.close()
+
+
 def test_a_paste_of_several_lines_is_one_question(home: Path) -> None:
     terminal = Terminal(home, [["seen"]])
     try:
