@@ -9,7 +9,7 @@ import json
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -38,8 +38,8 @@ Progress = Callable[[str, int, int], None]  # what, done, of how much
 class Parts:
     """What an engine is put together from. Everything here costs an import that only an opened model needs."""
 
-    decoder: Any  # Decoder(config, weights, team, experts); .activation_bytes(config, chunk), .max_chunk_tok
-    kv_cache: Any  # .bytes_for(config, context_length)
+    decoder: Any  # Decoder(config, weights, team, experts, context_length=, max_chunk_tok=, kv_dtype=); .activation_bytes(...)
+    kv_cache: Any  # .bytes_for(config, context_length, dtype)
     team: Any  # Team(threads)
     load_tokenizer: Callable[[Path, dict], Any]
     load_chat_template: Callable[[Path], Any]
@@ -82,10 +82,12 @@ class Engine:
     end_ids                    token ids that end a text
     """
 
-    def __init__(self, path: Path, manifest: Manifest, config: ModelConfig, plan: MemoryPlan, threads: int, parts: Parts):
+    def __init__(
+        self, path: Path, manifest: Manifest, config: ModelConfig, plan: MemoryPlan, threads: int, prefill_chunk: int, parts: Parts
+    ):
         self.path, self.manifest, self.config, self.plan, self.threads, self.parts = path, manifest, config, plan, threads, parts
         self.context_length = plan.context_length
-        self.prefill_chunk = PREFILL_CHUNK_TOK
+        self.prefill_chunk = min(prefill_chunk, plan.context_length)
         self.tokenizer: Any = None
         self.chat_template: Any = None
         self.experts: ExpertCache | None = None
@@ -132,10 +134,9 @@ class Engine:
         config = parse_config(manifest.config)
         check_files(path, manifest)
         parts = parts or default_parts()
-        chunk = min(prefill_chunk or PREFILL_CHUNK_TOK, parts.decoder.max_chunk_tok)
-        plan = _plan(manifest, config, parts, budget, context_length, chunk)
-        engine = cls(path, manifest, config, plan, threads or usable_cores(), parts)
-        engine.prefill_chunk = chunk
+        threads, chunk = threads or usable_cores(), prefill_chunk or PREFILL_CHUNK_TOK
+        plan = _plan(manifest, config, parts, budget, context_length, chunk, threads)
+        engine = cls(path, manifest, config, plan, threads, chunk, parts)
         try:
             engine._load(on_progress, preload)
         except BaseException:
@@ -157,7 +158,15 @@ class Engine:
                 self.experts.preload(on_progress)
         team = self.parts.team(self.threads)
         self._closing.callback(team.close)
-        self._decoder = self.parts.decoder(self.config, weights, team, self.experts)
+        self._decoder = self.parts.decoder(
+            self.config,
+            weights,
+            team,
+            self.experts,
+            context_length=self.context_length,
+            max_chunk_tok=self.prefill_chunk,
+            kv_dtype=kv_dtype(self.manifest),
+        )
 
     @property
     def end_ids(self) -> frozenset[int]:
@@ -175,8 +184,11 @@ class Engine:
 
     @property
     def expert_stats(self) -> ExpertStats:
-        """Counters of the expert cache since the start; zeros for a dense model."""
-        return self.experts.stats if self.experts is not None else ExpertStats()
+        """Counters since the start; zeros for a dense model. Hits and misses are the decoder's count, preloading is neither."""
+        if self.experts is None or self._decoder is None:
+            return ExpertStats()
+        hits, misses = (int(count) for count in self._decoder.expert_counters)
+        return replace(self.experts.stats, hits=hits, misses=misses)
 
     def new_session(self) -> Session:
         """An empty session with its own KV cache. MemoryBudgetError when there is no memory for that."""
@@ -189,7 +201,8 @@ class Engine:
     def new_kv_cache(self) -> Any:
         """A KV cache for `context_length` positions."""
         self._refuse_closed()
-        needed, available = self.parts.kv_cache.bytes_for(self.config, self.context_length), available_memory()
+        needed = self.parts.kv_cache.bytes_for(self.config, self.context_length, kv_dtype(self.manifest))
+        available = available_memory()
         if needed > available:
             raise MemoryBudgetError(
                 f"another session needs {size_text(needed)} for its KV cache, {size_text(available)} are free: "
@@ -236,12 +249,19 @@ def _check_settings(threads: int | None, prefetch: str | bool, prefill_chunk: in
         raise ConfigError(f"prefill_chunk={prefill_chunk!r}: expected at least 1 token")
 
 
-def _plan(manifest: Manifest, config: ModelConfig, parts: Parts, budget: CacheBudget, context_length: int | None, chunk: int) -> MemoryPlan:
+def kv_dtype(manifest: Manifest) -> type:
+    """Number type of the KV cache: float32 for a model whose attention is in float32, else float16."""
+    entry = manifest.tensors.get("model.layers.0.self_attn.k_proj.weight")
+    return np.float32 if entry is not None and entry.type == "f32" else np.float16
+
+
+def _plan(
+    manifest: Manifest, config: ModelConfig, parts: Parts, budget: CacheBudget, context_length: int | None, chunk: int, threads: int
+) -> MemoryPlan:
     """The memory plan of this model on this machine, from sizes alone."""
     expert_bytes = {layer: entry.expert_bytes for layer, entry in manifest.experts.items()}
     needs = Needs(
         dense=dense_bytes(manifest),
-        activations=parts.decoder.activation_bytes(config, chunk),
         expert_bytes=expert_bytes,
         num_experts={layer: entry.num_experts for layer, entry in manifest.experts.items()},
         floor=floor_bytes(expert_bytes, config.num_experts_per_tok),
@@ -249,10 +269,13 @@ def _plan(manifest: Manifest, config: ModelConfig, parts: Parts, budget: CacheBu
     available = available_memory()
 
     def kv_of(length: int) -> int:
-        return int(parts.kv_cache.bytes_for(config, length))
+        return int(parts.kv_cache.bytes_for(config, length, kv_dtype(manifest)))
 
-    length = choose_context(context_length, config.max_context_length, kv_of, needs, available)
-    plan = plan_memory(needs, budget, kv_of(length), length, available)
+    def activations_of(length: int) -> int:
+        return int(parts.decoder.activation_bytes(config, min(chunk, length), length, threads))
+
+    length = choose_context(context_length, config.max_context_length, lambda n: kv_of(n) + activations_of(n), needs, available)
+    plan = plan_memory(needs, budget, kv_of(length), activations_of(length), length, available)
     if config.is_moe:
         check_floor(plan.experts, expert_bytes, config.num_experts_per_tok)
     return plan

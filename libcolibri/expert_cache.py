@@ -1,7 +1,9 @@
 """The experts that are in memory: a budget in bytes over all layers, least recently used out first.
 
 In:  an `ExpertStore`, a budget
-Out: per layer, a table of addresses that native code reads; `ensure` makes chosen experts resident
+Out: per layer, a table of addresses that native code reads and stamps of last use that it writes; `bring_in` answers an expert fault
+
+Counting: `ensure` and `touch` count hits and misses; a decoder that looks the table up natively keeps those two counts itself.
 
 Sharing: the engine holds one lock during every forward pass, so the cache, its tables and the addresses in them belong to one pass
 at a time, whatever number of sessions and threads there are. `stats` may be read at any moment.
@@ -73,7 +75,8 @@ class ExpertCache:
     """
 
     def __init__(self, store: ExpertStore, budget_bytes: int, num_experts_per_tok: int):
-        self._store, self._clock = store, 0
+        self._store = store
+        self.clock = np.zeros(1, np.int64)  # "now", int64 (1,): native code stamps what it uses with it, a forward pass moves it on
         self._hits = self._misses = self._read_bytes = self._evictions = 0
         check_floor(budget_bytes, store.expert_bytes, num_experts_per_tok)
         slots = _divide(store, budget_bytes, num_experts_per_tok)
@@ -112,6 +115,18 @@ class ExpertCache:
         slot_class, row = self._place[layer]
         return slot_class.addresses[row, : self._store.num_experts[layer]]
 
+    def stamps(self, layer: int) -> np.ndarray:
+        """int64 (E,): value of `clock` when each expert of `layer` was last used; the smallest are evicted first. Always the same array."""
+        slot_class, row = self._place[layer]
+        return slot_class.stamps[row, : self._store.num_experts[layer]]
+
+    def bring_in(self, layer: int, expert_ids: Sequence[int] | np.ndarray) -> None:
+        """Answer an expert fault: make as many of the missing experts resident as fit, at least one; any other may be evicted.
+
+        The decoder computes those and faults again for the rest, so the smallest cache serves the longest prompt.
+        """
+        self.ensure(layer, expert_ids[: self.capacity(layer)])
+
     def resident(self, layer: int) -> list[int]:
         """The experts of `layer` that are in memory."""
         return np.flatnonzero(self.table(layer)).tolist()
@@ -119,8 +134,8 @@ class ExpertCache:
     def touch(self, layer: int, expert_ids: Sequence[int] | np.ndarray) -> None:
         """Note that resident experts were used: counts a hit each and makes them the most recent."""
         slot_class, row = self._place[layer]
-        self._clock += 1
-        slot_class.stamps[row, np.asarray(expert_ids, np.int64)] = self._clock
+        self.clock += 1
+        slot_class.stamps[row, np.asarray(expert_ids, np.int64)] = self.clock[0]
         self._hits += len(expert_ids)
 
     def ensure(self, layer: int, expert_ids: Iterable[int], protect: Iterable[int] = ()) -> None:
@@ -146,7 +161,7 @@ class ExpertCache:
                 )
             self._load(layer, missing, self._take_slots(slot_class, row, kept, len(missing)))
             self._misses += len(missing)
-            slot_class.stamps[row, missing] = self._clock
+            slot_class.stamps[row, missing] = self.clock[0]
 
     def _take_slots(self, slot_class: _SlotClass, row: int, kept: set[int], count: int) -> list[int]:
         """`count` slots, free ones first, then those of the experts used longest ago."""

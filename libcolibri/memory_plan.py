@@ -8,6 +8,7 @@ import ctypes
 import os
 import re
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -177,10 +178,9 @@ class MemoryPlan:
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """Sizes that a plan is made from. `floor` is the least expert cache, `kv_of(context_length)` the KV cache of a session."""
+    """Sizes that a plan is made from. `floor` is the least expert cache."""
 
     dense: int
-    activations: int
     expert_bytes: dict[int, int]
     num_experts: dict[int, int]
     floor: int
@@ -195,10 +195,10 @@ def reserve_bytes(available: int) -> int:
     return min(max(available // 10, 128 * MIB), 1024 * MIB)
 
 
-def choose_context(wished: int | None, longest: int, kv_of, needs: Needs, available: int) -> int:
+def choose_context(wished: int | None, longest: int, bytes_of: Callable[[int], int], needs: Needs, available: int) -> int:
     """The context length: as wished, or min(longest, 4096), halved down to 512 while memory is short.
 
-    kv_of   context length -> bytes of a session's KV cache
+    bytes_of   context length -> bytes of a session's KV cache and of the activations
 
     Raises ConfigError for a wish beyond what the model's positions allow.
     """
@@ -207,18 +207,18 @@ def choose_context(wished: int | None, longest: int, kv_of, needs: Needs, availa
             raise ConfigError(f"context length {wished}: this model's positions allow 1 to {longest}")
         return wished
     length = min(longest, DEFAULT_CONTEXT)
-    spare = available - needs.dense - needs.activations - needs.floor
-    while length // 2 >= LEAST_CONTEXT and kv_of(length) > spare:
+    spare = available - needs.dense - needs.floor
+    while length // 2 >= LEAST_CONTEXT and bytes_of(length) > spare:
         length //= 2
     return length
 
 
-def plan_memory(needs: Needs, budget: CacheBudget, kv: int, context_length: int, available: int) -> MemoryPlan:
+def plan_memory(needs: Needs, budget: CacheBudget, kv: int, activations: int, context_length: int, available: int) -> MemoryPlan:
     """Divide `available` bytes. "auto" gives the experts what is left above a reserve, never less than the floor.
 
     Raises MemoryBudgetError when even the floor does not fit, or a wished size exceeds what is left, naming both.
     """
-    fixed = needs.dense + kv + needs.activations
+    fixed = needs.dense + kv + activations
     left = available - fixed
     floor = min(needs.floor, needs.experts_total)
     if left < floor:
@@ -235,7 +235,7 @@ def plan_memory(needs: Needs, budget: CacheBudget, kv: int, context_length: int,
             f"an expert cache of {size_text(experts)} does not fit beside {size_text(fixed)} for the rest in {size_text(available)}: "
             f"give at most {left // 10**6}MB, or 'auto'"
         )
-    return MemoryPlan(available, needs.dense, kv, needs.activations, experts, needs.experts_total, context_length)
+    return MemoryPlan(available, needs.dense, kv, activations, experts, needs.experts_total, context_length)
 
 
 def size_text(n_bytes: int) -> str:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from .errors import ConfigError
-from .session import LOGITS_CHUNK_TOK, Session
+from .session import Session
 
 if TYPE_CHECKING:
     from .engine import Engine
@@ -77,8 +77,8 @@ def _window_losses(session: Session, token_ids: list[int], first_scored: int) ->
     with session.using():
         for start in range(0, first_scored - 1, session.chunk_tok):
             session.extend(token_ids[start : min(start + session.chunk_tok, first_scored - 1)])
-        for start in range(first_scored - 1, len(token_ids) - 1, LOGITS_CHUNK_TOK):
-            end = min(start + LOGITS_CHUNK_TOK, len(token_ids) - 1)
+        for start in range(first_scored - 1, len(token_ids) - 1, session.logits_chunk_tok):
+            end = min(start + session.logits_chunk_tok, len(token_ids) - 1)
             logits = session.extend(token_ids[start:end], "all").logits
             assert logits is not None
             losses[start - first_scored + 1 : end - first_scored + 1] = -log_likelihood(logits, token_ids[start + 1 : end + 1])

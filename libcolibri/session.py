@@ -125,6 +125,11 @@ class Session:
         return self._engine.prefill_chunk
 
     @property
+    def logits_chunk_tok(self) -> int:
+        """Tokens evaluated at once when all their logits are wanted."""
+        return min(LOGITS_CHUNK_TOK, self._engine.prefill_chunk)
+
+    @property
     def kv_bytes(self) -> int:
         return self._kv.nbytes
 
@@ -186,8 +191,8 @@ class Session:
         self.reset()
         rows = np.empty((len(checked), self._engine.config.vocab_size), np.float32)
         with self.using():
-            for start in range(0, len(checked), LOGITS_CHUNK_TOK):
-                piece = checked[start : start + LOGITS_CHUNK_TOK]
+            for start in range(0, len(checked), self.logits_chunk_tok):
+                piece = checked[start : start + self.logits_chunk_tok]
                 rows[start : start + len(piece)] = self.extend(piece, "all").logits
         return rows
 
@@ -197,9 +202,9 @@ class Session:
         """Write tokens and KV cache to a safetensors file, complete or not at all."""
         path = Path(path)
         with self.using():
-            arrays = {f"kv.{name}": np.ascontiguousarray(array) for name, array in self._kv.export().items()}
+            k, v = self._kv.export()
             metadata = {"format": SESSION_FORMAT, "model": self._engine.fingerprint, "n_tok": str(self._kv.n_tok)}
-            arrays["tokens"] = np.array(self.tokens, np.int64)
+            arrays = {"tokens": np.array(self.tokens, np.int64), "k": k, "v": v}
         partial = path.with_name(path.name + ".partial")
         save_file(arrays, partial, metadata)
         os.replace(partial, path)
@@ -215,7 +220,10 @@ class Session:
             raise ContextLengthError(len(tokens), engine.context_length)
         session = cls(engine)
         session.tokens = session._check_ids(tokens)
-        session._kv.restore(arrays, n_tok)
+        try:
+            session._kv.restore(arrays["k"], arrays["v"], n_tok)
+        except (KeyError, ValueError) as error:
+            raise FormatError(f"{path}: its KV cache is not one of this model ({error}): start a new session") from error
         return session
 
 
@@ -233,4 +241,4 @@ def _read_session(path: Path, fingerprint: str) -> tuple[list[int], int, dict[st
     tokens, n_tok = arrays.pop("tokens", None), metadata.get("n_tok", "")
     if tokens is None or tokens.dtype != np.int64 or tokens.ndim != 1 or not n_tok.isdecimal() or int(n_tok) > len(tokens):
         raise FormatError(f"{path}: its tokens and KV cache do not agree: it is damaged, start a new session")
-    return tokens.tolist(), int(n_tok), {name.removeprefix("kv."): array for name, array in arrays.items()}
+    return tokens.tolist(), int(n_tok), arrays

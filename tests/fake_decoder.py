@@ -19,18 +19,20 @@ class FakeKVCache:
         self.nbytes = self.seen.nbytes
 
     @staticmethod
-    def bytes_for(config, context_length: int) -> int:
+    def bytes_for(config, context_length: int, dtype: type = np.float16) -> int:
         return 8 * context_length
 
     def truncate(self, n_tok: int) -> None:
         assert 0 <= n_tok <= self.n_tok
         self.n_tok = n_tok
 
-    def export(self) -> dict[str, np.ndarray]:
-        return {"seen": self.seen[: self.n_tok]}
+    def export(self) -> tuple[np.ndarray, np.ndarray]:
+        return self.seen[: self.n_tok].copy(), np.zeros(1, np.float16)
 
-    def restore(self, arrays: dict[str, np.ndarray], n_tok: int) -> None:
-        self.seen[:n_tok], self.n_tok = arrays["seen"], n_tok
+    def restore(self, k: np.ndarray, v: np.ndarray, n_tok: int) -> None:
+        if k.shape != (n_tok,):
+            raise ValueError(f"{k.shape} does not fit {n_tok}")
+        self.seen[:n_tok], self.n_tok = k, n_tok
 
 
 def toy_logits(tokens, vocab_size: int) -> np.ndarray:
@@ -44,19 +46,21 @@ def toy_logits(tokens, vocab_size: int) -> np.ndarray:
 class FakeDecoder:
     """Counts and records its calls; asks the expert cache as a real one would."""
 
-    max_chunk_tok = 64
     delay_s = 0.0
 
-    def __init__(self, config, weights, team, experts):
+    def __init__(self, config, weights, team, experts, *, context_length, max_chunk_tok=512, kv_dtype=None):
         self.config, self.weights, self.team, self.experts = config, weights, team, experts
+        self.context_length, self.max_chunk_tok = context_length, max_chunk_tok
+        self.expert_counters = np.zeros(2, np.int64)
         self.calls: list[tuple[int, str]] = []
         self.inside = 0
 
     @staticmethod
-    def activation_bytes(config, chunk: int) -> int:
-        return 4 * config.hidden_size * chunk
+    def activation_bytes(config, max_chunk_tok: int, context_length: int, threads: int) -> int:
+        return 4 * config.hidden_size * max_chunk_tok
 
     def new_kv_cache(self, context_length: int) -> FakeKVCache:
+        assert context_length == self.context_length
         return FakeKVCache(context_length)
 
     def forward(self, kv: FakeKVCache, token_ids: np.ndarray, logits: str = "last"):
@@ -69,7 +73,9 @@ class FakeDecoder:
         kv.seen[kv.n_tok : kv.n_tok + len(token_ids)] = token_ids
         first = kv.n_tok
         kv.n_tok += len(token_ids)
-        self._use_experts(token_ids)
+        if self.experts is not None:
+            self.experts.clock[0] += 1
+            self._use_experts(token_ids)
         rows = [toy_logits(kv.seen[: i + 1], self.config.vocab_size) for i in range(first, kv.n_tok)] if logits != "none" else []
         self.inside -= 1
         return None if logits == "none" else rows[-1] if logits == "last" else np.stack(rows)
@@ -78,13 +84,16 @@ class FakeDecoder:
         K = self.config.num_experts_per_tok
         for layer, routed in enumerate(self.config.moe_layers):
             for token in token_ids if routed else ():
-                wanted = [(int(token) + layer + k) % self.config.num_experts for k in range(K)]
-                table = self.experts.table(layer)
-                here = [e for e in wanted if table[e]]
-                self.experts.touch(layer, here)
-                if len(here) < K:
-                    self.experts.ensure(layer, [e for e in wanted if not table[e]], protect=here)
-                assert all(table[e] for e in wanted)
+                table, stamps = self.experts.table(layer), self.experts.stamps(layer)
+                left = [(int(token) + layer + k) % self.config.num_experts for k in range(K)]
+                self.expert_counters += [sum(table[e] != 0 for e in left), sum(table[e] == 0 for e in left)]
+                while left:  # what is resident is used up, then the rest is asked for
+                    for expert in [e for e in left if table[e]]:
+                        stamps[expert] = self.experts.clock[0]
+                        left.remove(expert)
+                    if left:
+                        self.experts.bring_in(layer, np.array(left))
+                        assert any(table[e] for e in left)
 
 
 class FakeTeam:

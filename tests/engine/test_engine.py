@@ -71,7 +71,7 @@ def test_nothing_stays_open_when_opening_fails(folder, monkeypatch):
     monkeypatch.setattr(ExpertStore, "close", lambda self: closed.append("store"))
     monkeypatch.setattr(FakeTeam, "close", lambda self: closed.append("team"))
 
-    def broken(*args):
+    def broken(*args, **options):
         raise RuntimeError("no kernels")
 
     broken.activation_bytes, broken.max_chunk_tok = FakeDecoder.activation_bytes, 64

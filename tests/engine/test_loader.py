@@ -43,7 +43,7 @@ def test_families(tmp_path, family):
         make_model(tmp_path / "模型", model_type=family, quant="q8_0", shared_expert_intermediate_size=None, **FAMILY_KEYS[family])
     )
     assert weights.embed_tokens.type == "q8_0" and len(weights.layers) == 3
-    norms = {"llama": None, "mixtral": None, "olmoe": (32,), "qwen3_moe": (8,)}[family]
+    norms = {"llama": None, "mixtral": None, "olmoe": (32,), "qwen3_moe": (16,)}[family]
     assert (weights.layers[0].attention.q_norm is None) if norms is None else weights.layers[0].attention.q_norm.shape == norms
 
 
@@ -90,7 +90,7 @@ def test_missing_tensor(tmp_path):
     folder = make_model(tmp_path / "model")
     edit_manifest(folder, lambda data: data["config"].update(model_type="qwen3_moe", qkv_bias=None, shared_expert_intermediate_size=None))
     edit_manifest(folder, lambda data: [data["config"].pop(key) for key in ("qkv_bias", "shared_expert_intermediate_size")])
-    with pytest.raises(FormatError, match=r"q_norm.weight is missing, expected shape \(8,\)"):
+    with pytest.raises(FormatError, match=r"q_norm.weight is missing, expected shape \(16,\)"):
         load(folder)
 
 

@@ -124,11 +124,11 @@ def test_cores_are_physical_and_within_the_quota(system, monkeypatch):
     assert cores() == 2
 
 
-NEEDS = Needs(dense=1000 * MB, activations=100 * MB, expert_bytes={0: 10 * MB, 1: 10 * MB}, num_experts={0: 100, 1: 100}, floor=40 * MB)
+NEEDS = Needs(dense=1000 * MB, expert_bytes={0: 10 * MB, 1: 10 * MB}, num_experts={0: 100, 1: 100}, floor=40 * MB)
 
 
 def plan(value, available: int):
-    return plan_memory(NEEDS, parse_budget(value), kv=200 * MB, context_length=2048, available=available)
+    return plan_memory(NEEDS, parse_budget(value), kv=200 * MB, activations=100 * MB, context_length=2048, available=available)
 
 
 def test_auto_takes_what_is_left_above_the_reserve():
@@ -151,18 +151,18 @@ def test_line():
     assert plan("auto", 2300 * MB).line() == (
         "memory: dense 1.0 GB, KV 200.0 MB (2048 tokens), activations 100.0 MB, experts 770.0 MB (of 2.0 GB, 38 %), free 230.0 MB of 2.3 GB"
     )
-    dense = plan_memory(Needs(10**9, 0, {}, {}, 0), parse_budget("auto"), 0, 512, 2 * 10**9)
+    dense = plan_memory(Needs(10**9, {}, {}, 0), parse_budget("auto"), 0, 0, 512, 2 * 10**9)
     assert "experts" not in dense.line()
 
 
 def test_context_shrinks_only_while_memory_is_short():
-    def kv_of(length: int) -> int:
-        return length * MB // 10
+    def bytes_of(length: int) -> int:
+        return 100 * MB + length * MB // 10
 
-    assert choose_context(None, 32768, kv_of, NEEDS, 10_000 * MB) == 4096
-    assert choose_context(None, 1000, kv_of, NEEDS, 10_000 * MB) == 1000
-    assert choose_context(None, 32768, kv_of, NEEDS, 1350 * MB) == 2048
-    assert choose_context(None, 32768, kv_of, NEEDS, 0) == 512
-    assert choose_context(20_000, 32768, kv_of, NEEDS, 0) == 20_000
+    assert choose_context(None, 32768, bytes_of, NEEDS, 10_000 * MB) == 4096
+    assert choose_context(None, 1000, bytes_of, NEEDS, 10_000 * MB) == 1000
+    assert choose_context(None, 32768, bytes_of, NEEDS, 1350 * MB) == 2048
+    assert choose_context(None, 32768, bytes_of, NEEDS, 0) == 512
+    assert choose_context(20_000, 32768, bytes_of, NEEDS, 0) == 20_000
     with pytest.raises(ConfigError, match=r"context length 40000: .* allow 1 to 32768"):
-        choose_context(40_000, 32768, kv_of, NEEDS, 0)
+        choose_context(40_000, 32768, bytes_of, NEEDS, 0)

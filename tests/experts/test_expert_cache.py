@@ -2,6 +2,7 @@
 
 import ctypes
 
+import numpy as np
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -125,6 +126,24 @@ def test_floor_is_one_token_of_each_size():
         cache.ensure(layer, [0, 5])
         cache.ensure(layer, [1, 2])
         assert cache.resident(layer) == [1, 2]
+
+
+def test_bring_in_takes_as_many_as_fit():
+    cache = ExpertCache(FakeStore({0: 4096, 1: 4096}), 3 * 4096, K)
+    cache.ensure(1, [0, 1])
+    cache.bring_in(0, np.array([5, 1, 3, 0]))
+    assert cache.resident(0) == [1, 3, 5] and cache.resident(1) == []
+    cache.bring_in(1, np.array([2]))
+    assert len(cache.resident(0)) == 2 and cache.resident(1) == [2]
+
+
+def test_native_stamps_decide_who_leaves():
+    cache = ExpertCache(FakeStore({0: 4096}), 3 * 4096, K)
+    cache.ensure(0, [0, 1, 2])
+    cache.clock[0] += 1
+    cache.stamps(0)[[0, 2]] = cache.clock[0]
+    cache.ensure(0, [4])
+    assert cache.resident(0) == [0, 2, 4]
 
 
 def test_waves_keep_what_is_protected():
