@@ -29,6 +29,6 @@ def stats_table(stats: Any) -> list[tuple[str, str]]:
 def stats_dict(stats: Any) -> dict[str, Any]:
     """The fields of `stats` and its derived rates."""
     fields = dataclasses.asdict(stats)
-    return {name: value for name, value in fields.items() if isinstance(value, (int, float))} | {
-        name: getattr(stats, name) for name in DERIVED
-    }
+    numbers = {name: value for name, value in fields.items() if isinstance(value, (int, float))}
+    numbers |= {name: getattr(stats, name) for name in DERIVED}
+    return {name: round(value, 6) for name, value in numbers.items()}

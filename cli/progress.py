@@ -32,14 +32,16 @@ class ProgressLine:
         self._stage = ""
         self._lock = threading.Lock()
 
-    def report(self, stage: str, done: int, total: int) -> None:
-        """Show how far `stage` is; a `total` of 0 means that it is not known."""
+    def report(self, stage: str, done: int, total: int, detail: str = "") -> None:
+        """Show how far `stage` is; a `total` of 0 means that it is not known. `detail` may change with every report."""
         with self._lock:
-            due = self._clock() - self._last_s >= (REDRAW_S if self._terminal else PLAIN_LINE_S)
             new_stage = stage != self._stage
             self._stage = stage
+            if new_stage and not self._terminal:
+                self._last_s = self._clock()  # a stage is worth a line of a log only if it takes long
+            due = self._clock() - self._last_s >= (REDRAW_S if self._terminal else PLAIN_LINE_S)
             if due or (self._terminal and (new_stage or done == total)):
-                self._show(describe(stage, done, total))
+                self._show(describe(stage, done, total) + (f"  {detail}" if detail else ""))
 
     def note(self, text: str) -> None:
         """Show a line without numbers, at once on a terminal only."""

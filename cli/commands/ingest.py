@@ -78,7 +78,7 @@ def show_progress(line: ProgressLine, progress: Any) -> None:
         line.report("comparing files", progress.done_documents, progress.total_documents)
     else:
         counts = f"document {min(progress.done_documents + 1, progress.total_documents)} of {progress.total_documents}"
-        line.report(f"reading {counts}, {progress.n_chunks} passages,", progress.done_bytes, progress.total_bytes)
+        line.report("reading", progress.done_bytes, progress.total_bytes, f"({counts}, {progress.n_chunks} passages)")
 
 
 def check_paths(paths: tuple[str, ...]) -> None:

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..generation import stats_dict
-from ..text import one_line
 
 
 @dataclass(frozen=True)
@@ -96,4 +95,4 @@ def turn_as_json(turn: Any) -> dict[str, Any]:
 
 def as_row(source: Source, cited: bool) -> list[str]:
     """number, place, heading, for the list of sources; a star marks what the answer cites."""
-    return [f"[{source.number}]{'*' if cited else ''}", source.place, one_line(source.heading, 60)]
+    return [f"[{source.number}]{'*' if cited else ''}", source.place, source.heading]
