@@ -16,7 +16,7 @@ REDRAW_S = 0.1
 PLAIN_LINE_S = 10.0
 TICK_S = 1.0
 HINT_S = 3.0
-BAR_COLUMNS = 20
+BAR_COLUMNS = 10
 COMPILING = "the first start on a machine compiles the kernels, which takes a minute"
 OPENING = ("opening the model", COMPILING)
 

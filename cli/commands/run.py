@@ -98,7 +98,7 @@ def generate(engine: Any, prompt: Any, sampling: Any, options: dict[str, Any], p
         )
         for step in steps:
             if step.token_id is None and not step.text and step.finish_reason is None:
-                progress.report("reading the prompt, tokens", step.stats.prefilled_tok + step.stats.reused_tok, step.stats.prompt_tok)
+                progress.report("reading the prompt", step.stats.prefilled_tok + step.stats.reused_tok, step.stats.prompt_tok)
                 continue
             progress.clear()
             piece = step.text if engine.tokenizer is not None or step.token_id is None else f"{step.token_id} "

@@ -16,7 +16,7 @@ from ..generation import stats_table
 from ..progress import OPENING, ProgressLine
 from . import answering
 from .render import Renderer
-from .sources import Source, Stage, as_row
+from .sources import Source, Stage
 from .state import ReplState, Turn
 
 SETTINGS = {  # name in /set -> (field, type, what it does)
@@ -33,7 +33,7 @@ SETTINGS = {  # name in /set -> (field, type, what it does)
 def sources(state: ReplState, argument: str, renderer: Renderer) -> None:
     """/sources"""
     cited = state.last.cited if state.last and state.last.sources == state.found else ()
-    renderer.table(("", "source", "section"), [as_row(source, source.number in cited) for source in state.found])
+    renderer.sources(state.found, cited)
     renderer.note("/open N shows a passage, /why how it was found")
 
 
@@ -59,8 +59,9 @@ def why(state: ReplState, argument: str, renderer: Renderer) -> None:
     """/why [N]"""
     chosen = [_chosen(state, argument)] if argument else list(state.found)
     names = [stage.name for stage in chosen[0].stages]
+    place = (lambda source: source.short_place) if renderer.console.is_terminal else (lambda source: source.place)
     headings = ["", "source", *names, "together"]
-    rows = [[f"[{source.number}]", source.place, *map(_stage, source.stages), f"{source.score:.4f}"] for source in chosen]
+    rows = [[f"[{source.number}]", place(source), *map(_stage, source.stages), f"{source.score:.4f}"] for source in chosen]
     renderer.say(f"Found for: {state.found_for}")
     renderer.table(headings, rows, numeric=range(2, len(headings)))
     renderer.note("rank (score) in each search; coverage: share of the question's words; together: reciprocal rank fusion of the ranks")

@@ -14,7 +14,7 @@ from ..interrupt import cancel_on_interrupt, keys_unseen
 from ..progress import ProgressLine
 from ..text import one_line
 from .render import Renderer
-from .sources import as_row, from_hits, from_result
+from .sources import from_hits, from_result
 from .state import ReplState, Turn
 
 EXCERPT = 160
@@ -62,7 +62,7 @@ class Answer:
 
     def _read(self, stats: Any) -> None:
         self._stats = stats
-        self._progress.report("reading the question and its sources, tokens", stats.prefilled_tok + stats.reused_tok, stats.prompt_tok)
+        self._progress.report("reading the sources", stats.prefilled_tok + stats.reused_tok, stats.prompt_tok)
 
     def _write(self, piece: str) -> None:
         if piece:
@@ -168,7 +168,7 @@ def conclude(turn: Turn, renderer: Renderer) -> None:
         renderer.note("The answer cites no source, so nothing in it is checked. The model was given:")
         shown = list(turn.sources)
     if shown:
-        renderer.table(("", "source", "section"), [as_row(source, False) for source in shown])
+        renderer.sources(shown)
     if turn.stats is not None:
         renderer.note(stats_line(turn.stats))
 
@@ -187,5 +187,5 @@ def search(state: ReplState, query: str, renderer: Renderer, limit: int = 8) -> 
         renderer.say(f"nothing found{f' under {state.scope}' if state.scope else ''}")
         return
     for source in sources:
-        renderer.say(f"[{source.number}] {source.place}  {source.heading}", "bold")
+        renderer.sources([source])
         renderer.say("    " + excerpt(source.text))

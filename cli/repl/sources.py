@@ -34,6 +34,11 @@ class Source:
     copies: tuple[str, ...] = ()  # places that say the same and were left out
 
     @property
+    def short_place(self) -> str:
+        """'notes.md:12', for a table in a narrow window."""
+        return os.path.basename(self.place)
+
+    @property
     def place(self) -> str:
         """'notes.md:12' or 'book.pdf, page 3'; relative to the working directory when it is below that."""
         path = os.path.relpath(self.path) if self.path.startswith(os.path.join(os.getcwd(), "")) else self.path
@@ -91,8 +96,3 @@ def turn_as_json(turn: Any) -> dict[str, Any]:
         "notes": list(turn.notes),
         "stats": stats_dict(turn.stats) if turn.stats is not None else None,
     }
-
-
-def as_row(source: Source, cited: bool) -> list[str]:
-    """number, place, heading, for the list of sources; a star marks what the answer cites."""
-    return [f"[{source.number}]{'*' if cited else ''}", source.place, source.heading]

@@ -276,7 +276,7 @@ def test_without_a_model_questions_search(tmp_path: Path) -> None:
     home = make_home(tmp_path, chat=False)
     base = FakeKnowledgeBase(fake_hit("a.md", "the text"))
     result = chat_once(home, base, FakeEngine(), stdin="where?\n")
-    assert "[1] a.md:1" in result.stdout and "the text" in result.stdout
+    assert "[1]\ta.md:1\t" in result.stdout and "the text" in result.stdout
     result = chat_once(home, base, FakeEngine(), "--once", "where?")
     assert result.exit_code == FAILED and "no chat model" in result.stderr and "bootstrap.py demo" in result.stderr
 

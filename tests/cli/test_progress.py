@@ -20,9 +20,9 @@ def test_a_terminal_sees_the_newest_state_only() -> None:
         line.report("weights", 4, 4)
         line.report("experts", 1, 2)
     assert [part for part in screen.getvalue().split("\r\x1b[2K") if part] == [
-        "[#####...............]  25 %  weights 1/4",
-        "[####################] 100 %  weights 4/4",
-        "[##########..........]  50 %  experts 1/2",
+        "[##........]  25 %  weights 1/4",
+        "[##########] 100 %  weights 4/4",
+        "[#####.....]  50 %  experts 1/2",
     ]
     assert screen.getvalue().endswith("\r\x1b[2K")
 
@@ -40,7 +40,7 @@ def test_a_file_gets_a_line_now_and_then() -> None:
 
 
 def test_totals_are_honest() -> None:
-    assert describe("files", 3, 12) == "[#####...............]  25 %  files 3/12"
+    assert describe("files", 3, 12) == "[##........]  25 %  files 3/12"
     assert describe("reading", 1_572_864, 3_145_728).endswith(" 50 %  reading 1.5 MB of 3.0 MB")
     assert describe("files", 7, 0) == "files 7" and describe("files", 0, 0) == "files …"
 
