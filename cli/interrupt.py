@@ -1,10 +1,11 @@
-"""Ctrl-C during an answer stops the answer, not the program.
+"""The keyboard while an answer is written: Ctrl-C stops the answer, not the program, and nothing typed shows up inside it.
 
 In: SIGINT while the context is entered.  Out: a set event the first time, KeyboardInterrupt the second time.
 """
 
 import contextlib
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from types import FrameType
@@ -31,3 +32,23 @@ def cancel_on_interrupt() -> Iterator[threading.Event]:
         yield cancel
     finally:
         signal.signal(signal.SIGINT, previous)
+
+
+@contextlib.contextmanager
+def keys_unseen() -> Iterator[None]:
+    """Keys typed meanwhile are not shown by the terminal; they are there for the next prompt. Ctrl-C works as ever."""
+    try:
+        import termios
+    except ImportError:  # Windows shows no keys that no program reads
+        yield
+        return
+    if not sys.stdin.isatty():
+        yield
+        return
+    settings = termios.tcgetattr(sys.stdin)
+    quiet = [*settings[:3], settings[3] & ~termios.ECHO, *settings[4:]]
+    termios.tcsetattr(sys.stdin, termios.TCSANOW, quiet)
+    try:
+        yield
+    finally:
+        termios.tcsetattr(sys.stdin, termios.TCSANOW, settings)

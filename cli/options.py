@@ -3,6 +3,7 @@
 In: click decorators.  Out: keyword arguments for Engine.open and SamplingParams.
 """
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -36,17 +37,9 @@ class ExpertCacheType(click.ParamType):
         text = str(value).strip()
         if text.isdecimal():
             return int(text)
-        digits = text.lower().removesuffix("b").rstrip("kmgt").removesuffix("i")
-        if text == "auto" or _is_positive(digits):
+        if text == "auto" or re.fullmatch(r"\d+(\.\d+)?\s*([kmgt]i?b?|b)", text, re.IGNORECASE):
             return text
         return self.fail(f"{value!r} is not auto, a number of experts per layer, or a size such as 6GB", param, ctx)
-
-
-def _is_positive(text: str) -> bool:
-    try:
-        return float(text) > 0
-    except ValueError:
-        return False
 
 
 threads_option = click.option("--threads", type=click.IntRange(min=1), metavar="N", help="Compute threads.  [default: physical cores]")

@@ -68,7 +68,7 @@ def find_paths(services: Services, options: dict[str, Any], needs_model: bool) -
 
 def open_state(services: Services, paths: dict[str, Path | None], options: dict[str, Any]) -> Any:
     """Open the knowledge base and the model, with progress; close what was opened if a later one fails."""
-    from ..progress import ProgressLine
+    from ..progress import COMPILING, OPENING, ProgressLine
     from ..repl.state import ReplState
 
     sampling = {name: value for name, value in take_sampling(options).items() if value is not None}
@@ -78,11 +78,11 @@ def open_state(services: Services, paths: dict[str, Path | None], options: dict[
     try:
         with ProgressLine(sys.stderr) as progress:
             if paths["kb"] is not None and paths["embedder"] is not None:
-                progress.note("opening the knowledge base …")
-                state.open_knowledge_base(paths["kb"], paths["embedder"])
+                with progress.waiting("opening the knowledge base", COMPILING):
+                    state.open_knowledge_base(paths["kb"], paths["embedder"])
             if paths["model"] is not None:
-                progress.note("opening the model …")
-                state.open_model(paths["model"], progress.report)
+                with progress.waiting(*OPENING):
+                    state.open_model(paths["model"], progress.report)
     except BaseException:
         state.close()
         raise

@@ -14,7 +14,7 @@ import click
 from ..errors import INTERRUPTED, SKIPPED, reports_errors
 from ..interrupt import cancel_on_interrupt
 from ..options import command, json_option
-from ..progress import ProgressLine
+from ..progress import COMPILING, ProgressLine
 from ..services import Services
 from ..text import neutralise, one_line, to_json
 
@@ -51,8 +51,9 @@ def main(
     folder = Path(kb).expanduser() if kb else services.home.default_knowledge_base
     model = services.home.embedder(embedder)
     with ProgressLine(sys.stderr) as progress:
-        progress.note("opening the embedder …")
-        with closing(services.open_encoder(model)) as encoder, closing(services.open_knowledge_base(folder, encoder, create=True)) as base:
+        with progress.waiting("opening the embedder", COMPILING):
+            embedder_model = services.open_encoder(model)
+        with closing(embedder_model) as encoder, closing(services.open_knowledge_base(folder, encoder, create=True)) as base:
             options = {} if collection is None else {"collection": collection}
             with cancel_on_interrupt() as cancel:  # the document in hand is finished or left out, never half written
                 report = base.ingest(
@@ -77,7 +78,7 @@ def show_progress(line: ProgressLine, progress: Any) -> None:
         line.report("comparing files", progress.done_documents, progress.total_documents)
     else:
         counts = f"document {min(progress.done_documents + 1, progress.total_documents)} of {progress.total_documents}"
-        line.report(f"reading {counts}, {progress.n_chunks} passages,", progress.done_bytes, progress.total_bytes)
+        line.report("reading", progress.done_bytes, progress.total_bytes, f"({counts}, {progress.n_chunks} passages)")
 
 
 def check_paths(paths: tuple[str, ...]) -> None:

@@ -12,7 +12,7 @@ import click
 
 from ..errors import reports_errors
 from ..options import command, engine_arguments, json_option, memory_options
-from ..progress import ProgressLine
+from ..progress import OPENING, ProgressLine
 from ..services import Services
 from ..text import neutralise, to_json
 from .run import parse_token_ids
@@ -39,14 +39,13 @@ def perplexity(ctx: click.Context, model: str, textfile: str, stride: int | None
     path = services.home.model(model)
     text = read_text(textfile)
     with ProgressLine(sys.stderr) as progress:
-        engine = services.open_engine(path, on_progress=progress.report, **engine_arguments(options))
-        progress.clear()
+        with progress.waiting(*OPENING):
+            engine = services.open_engine(path, on_progress=progress.report, **engine_arguments(options))
         with closing(engine):
             click.echo(neutralise(engine.plan.line()), err=True)
             token_ids = parse_token_ids(text) if engine.tokenizer is None else engine.tokenizer.encode(text)
             extra = {"stride": stride} if stride else {}
-            progress.note(f"measuring {len(token_ids)} tokens …")
-            result = services.perplexity(engine, token_ids, options["context_length"], **extra)
+            result = services.perplexity(engine, token_ids, options["context_length"], on_progress=progress.report, **extra)
     if as_json:
         click.echo(to_json({"ppl": float(result.ppl), "nll": float(result.nll), "n_tok": int(result.n_tok)}))
     else:

@@ -14,7 +14,7 @@ from ..errors import INTERRUPTED, reports_errors
 from ..generation import stats_dict, stats_line, stats_table
 from ..interrupt import cancel_on_interrupt
 from ..options import command, engine_arguments, engine_options, json_option, sampling_options, take_sampling
-from ..progress import ProgressLine
+from ..progress import OPENING, ProgressLine
 from ..services import Services
 from ..text import neutralise, to_json
 
@@ -43,8 +43,8 @@ def run(ctx: click.Context, model: str, **options: Any) -> None:
     text = read_prompt(options["prompt"], sys.stdin)
     sampling = services.sampling(**take_sampling(options))  # wrong values are refused before the model is loaded
     with ProgressLine(sys.stderr) as progress:
-        engine = services.open_engine(path, on_progress=progress.report, **engine_arguments(options))
-        progress.clear()
+        with progress.waiting(*OPENING):
+            engine = services.open_engine(path, on_progress=progress.report, **engine_arguments(options))
         with closing(engine):
             click.echo(neutralise(engine.plan.line()), err=True)
             prompt = build_prompt(engine, text, options["system"], options["raw"])
@@ -98,7 +98,7 @@ def generate(engine: Any, prompt: Any, sampling: Any, options: dict[str, Any], p
         )
         for step in steps:
             if step.token_id is None and not step.text and step.finish_reason is None:
-                progress.report("reading the prompt, tokens", step.stats.prefilled_tok + step.stats.reused_tok, step.stats.prompt_tok)
+                progress.report("reading the prompt", step.stats.prefilled_tok + step.stats.reused_tok, step.stats.prompt_tok)
                 continue
             progress.clear()
             piece = step.text if engine.tokenizer is not None or step.token_id is None else f"{step.token_id} "

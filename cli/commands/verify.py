@@ -24,7 +24,7 @@ def verify(ctx: click.Context, model: str, as_json: bool) -> None:
     services = ctx.obj or Services()
     path = services.home.model(model)
     with ProgressLine(sys.stderr) as progress:
-        manifest = services.verify(path, progress.report)
+        manifest = services.verify(path, lambda name, done, total: progress.report("reading", done, total, name))
     total = sum(entry.bytes for entry in manifest.files.values())
     if as_json:
         click.echo(to_json({"model": str(path), "files": len(manifest.files), "bytes": total, "verified": True}))

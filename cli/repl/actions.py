@@ -6,15 +6,17 @@ In: the state, the command's argument, the renderer.  Out: something shown, some
 import base64
 import json
 import re
-from collections.abc import Iterable
+import sys
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
 from ..generation import stats_table
+from ..progress import OPENING, ProgressLine
 from . import answering
 from .render import Renderer
-from .sources import Source, Stage, as_row
+from .sources import Source, Stage
 from .state import ReplState, Turn
 
 SETTINGS = {  # name in /set -> (field, type, what it does)
@@ -31,7 +33,7 @@ SETTINGS = {  # name in /set -> (field, type, what it does)
 def sources(state: ReplState, argument: str, renderer: Renderer) -> None:
     """/sources"""
     cited = state.last.cited if state.last and state.last.sources == state.found else ()
-    renderer.table(("", "source", "section"), [as_row(source, source.number in cited) for source in state.found])
+    renderer.sources(state.found, cited)
     renderer.note("/open N shows a passage, /why how it was found")
 
 
@@ -57,8 +59,9 @@ def why(state: ReplState, argument: str, renderer: Renderer) -> None:
     """/why [N]"""
     chosen = [_chosen(state, argument)] if argument else list(state.found)
     names = [stage.name for stage in chosen[0].stages]
+    place = (lambda source: source.short_place) if renderer.console.is_terminal else (lambda source: source.place)
     headings = ["", "source", *names, "together"]
-    rows = [[f"[{source.number}]", source.place, *map(_stage, source.stages), f"{source.score:.4f}"] for source in chosen]
+    rows = [[f"[{source.number}]", place(source), *map(_stage, source.stages), f"{source.score:.4f}"] for source in chosen]
     renderer.say(f"Found for: {state.found_for}")
     renderer.table(headings, rows, numeric=range(2, len(headings)))
     renderer.note("rank (score) in each search; coverage: share of the question's words; together: reciprocal rank fusion of the ranks")
@@ -88,7 +91,8 @@ def model(state: ReplState, argument: str, renderer: Renderer) -> None:
     """/model [MODEL]"""
     if argument:
         path = state.services.home.model(argument)  # refused before the model in use is closed
-        change_model(state, path)
+        with ProgressLine(sys.stderr) as progress, progress.waiting(*OPENING):
+            change_model(state, path, progress.report)
     if state.engine is None:
         renderer.say("no chat model: only searching works; /model MODEL opens one")
     else:
@@ -96,17 +100,17 @@ def model(state: ReplState, argument: str, renderer: Renderer) -> None:
         renderer.say(state.engine.plan.line())
 
 
-def change_model(state: ReplState, path: Path) -> None:
+def change_model(state: ReplState, path: Path, on_progress: Callable[[str, int, int], None]) -> None:
     """Close the model in use and open another: two at once may not fit into memory. If that fails, the old one comes back."""
     previous, had_engine = state.model, state.engine is not None
     if had_engine:
         state.engine.close()
     state.engine = state.session = None
     try:
-        state.open_model(path)
+        state.open_model(path, on_progress)
     except BaseException:
         if had_engine and previous is not None:
-            state.open_model(previous)
+            state.open_model(previous, on_progress)
         raise
 
 

@@ -10,11 +10,11 @@ from threading import Event
 from typing import Any
 
 from ..generation import stats_line
-from ..interrupt import cancel_on_interrupt
+from ..interrupt import cancel_on_interrupt, keys_unseen
 from ..progress import ProgressLine
 from ..text import one_line
 from .render import Renderer
-from .sources import as_row, from_hits, from_result
+from .sources import from_hits, from_result
 from .state import ReplState, Turn
 
 EXCERPT = 160
@@ -62,7 +62,7 @@ class Answer:
 
     def _read(self, stats: Any) -> None:
         self._stats = stats
-        self._progress.report("reading the question and its sources, tokens", stats.prefilled_tok + stats.reused_tok, stats.prompt_tok)
+        self._progress.report("reading the sources", stats.prefilled_tok + stats.reused_tok, stats.prompt_tok)
 
     def _write(self, piece: str) -> None:
         if piece:
@@ -114,7 +114,7 @@ def answer(state: ReplState, gathered: Answer, cancel: Event) -> None:
 
 def gather(state: ReplState, question: str, show: Callable[[str], None]) -> Turn:
     """Answer and keep the turn. Ctrl-C stops the answer; what was written is kept and marked as stopped."""
-    with ProgressLine(sys.stderr) as progress, cancel_on_interrupt() as cancel:
+    with ProgressLine(sys.stderr) as progress, keys_unseen(), cancel_on_interrupt() as cancel:
         progress.note("searching the documents …" if state.knowledge_base is not None else "reading …")
         gathered = Answer(question, show, progress)
         try:
@@ -168,9 +168,15 @@ def conclude(turn: Turn, renderer: Renderer) -> None:
         renderer.note("The answer cites no source, so nothing in it is checked. The model was given:")
         shown = list(turn.sources)
     if shown:
-        renderer.table(("", "source", "section"), [as_row(source, False) for source in shown])
+        renderer.sources(shown)
     if turn.stats is not None:
         renderer.note(stats_line(turn.stats))
+
+
+def excerpt(text: str) -> str:
+    """The beginning of a passage on one line, without the heading that is shown beside it."""
+    body = "\n".join(line for line in text.splitlines() if not line.startswith("#"))
+    return one_line(body if body.strip() else text, EXCERPT)
 
 
 def search(state: ReplState, query: str, renderer: Renderer, limit: int = 8) -> None:
@@ -181,5 +187,5 @@ def search(state: ReplState, query: str, renderer: Renderer, limit: int = 8) -> 
         renderer.say(f"nothing found{f' under {state.scope}' if state.scope else ''}")
         return
     for source in sources:
-        renderer.say(f"[{source.number}] {source.place}  {source.heading}", "bold")
-        renderer.say("    " + one_line(source.text, EXCERPT))
+        renderer.sources([source])
+        renderer.say("    " + excerpt(source.text))

@@ -17,6 +17,9 @@ from rich.table import Table
 from rich.text import Text
 
 from ..text import neutralise, one_line
+from .sources import Source
+
+LONGEST_WORD = 512  # characters kept back before a word without end is shown
 
 _CITATION = re.compile(r"[\[【［][\d\s,，、;-]+\??[\]】］]")  # a number that is no source's ends in a question mark
 _INLINE = re.compile(rf"(\*\*|`|{_CITATION.pattern})")
@@ -62,7 +65,7 @@ class AnswerWriter:
             elif character == " ":
                 self._space()
             else:
-                if not self._joins(character):
+                if not self._joins(character) or len(self._word) >= LONGEST_WORD:
                     self._take_word()
                 self._word += character
                 if self._first and self._word == "|" and not self._spaces:
@@ -120,7 +123,7 @@ class AnswerWriter:
         width = sum(cell_len(text) for text, _ in pieces)
         if not width:
             return
-        limit = max(self._console.width, 8)
+        limit = max(self._console.width - 1, 8)  # some consoles end a row by themselves when its last column is filled
         if self._column + self._spaces + width > limit and self._column > self._indent:
             self._newline()
             self._pad(self._indent)
@@ -263,12 +266,25 @@ class Renderer:
         self._print(self.console, text, style)
 
     def note(self, text: str) -> None:
-        """A remark beside the conversation."""
-        self._print(self.notes, text, "dim")
+        """A remark beside the conversation: prose, wrapped at words."""
+        self._print(self.notes, text, "dim", soft_wrap=False)
 
     def error(self, text: str) -> None:
         """One line about what went wrong."""
         self._print(self.notes, f"error: {one_line(text)}", "red")
+
+    def sources(self, sources: Iterable[Source], starred: Iterable[int] = ()) -> None:
+        """Sources with their places, a star at those in `starred`; number, place and section between tabs in a pipe."""
+        marked = set(starred)
+        for source in sources:
+            number = f"[{source.number}]{'*' if source.number in marked else ''}"
+            place, heading = one_line(source.place), one_line(source.heading)
+            if not self.console.is_terminal:
+                self.say(f"{number}\t{place}\t{heading}")
+                continue
+            line = Text.assemble((f"{number} ", "bold cyan"), (place, "bold"))
+            fits = cell_len(line.plain) + cell_len(heading) + 2 <= self.console.width
+            self.console.print(line, Text(heading, "dim"), sep="  " if fits else "\n    ", soft_wrap=True)
 
     def table(self, headings: Sequence[str], rows: Iterable[Sequence[str]], numeric: Iterable[int] = ()) -> None:
         """A table on a terminal, tab-separated lines in a pipe. `numeric` lists columns to align right."""
@@ -279,7 +295,7 @@ class Renderer:
         right = set(numeric)
         table = Table(box=None, pad_edge=False, header_style="bold")
         for index, heading in enumerate(headings):
-            table.add_column(heading, justify="right" if index in right else "left", overflow="fold")
+            table.add_column(heading, justify="right" if index in right else "left", no_wrap=index in right or not heading, overflow="fold")
         for row in rows:
             table.add_row(*(Text(one_line(cell)) for cell in row))
         self.console.print(table)
@@ -289,9 +305,9 @@ class Renderer:
         for line in neutralise(text).splitlines():
             self.console.out("  " + line, highlight=False)
 
-    def _print(self, console: Console, text: str, style: str) -> None:
+    def _print(self, console: Console, text: str, style: str, soft_wrap: bool = True) -> None:
         if console.is_terminal:
-            console.print(Text(neutralise(text), style=style), soft_wrap=True)  # a path cut by us could not be copied
+            console.print(Text(neutralise(text), style=style), soft_wrap=soft_wrap)  # a path cut by us could not be copied
         else:  # as it is: rich would turn tabs into spaces
             console.file.write(neutralise(text) + "\n")
             console.file.flush()

@@ -3,11 +3,11 @@
 In: colibri_rag's Hit and AnswerResult.  Out: Source, with a number, a place that can be opened, and each stage's rank and score.
 """
 
+import os
 from dataclasses import dataclass
 from typing import Any
 
 from ..generation import stats_dict
-from ..text import one_line
 
 
 @dataclass(frozen=True)
@@ -34,11 +34,17 @@ class Source:
     copies: tuple[str, ...] = ()  # places that say the same and were left out
 
     @property
+    def short_place(self) -> str:
+        """'notes.md:12', for a table in a narrow window."""
+        return os.path.basename(self.place)
+
+    @property
     def place(self) -> str:
-        """'notes.md:12' or 'book.pdf, page 3'."""
+        """'notes.md:12' or 'book.pdf, page 3'; relative to the working directory when it is below that."""
+        path = os.path.relpath(self.path) if self.path.startswith(os.path.join(os.getcwd(), "")) else self.path
         if self.page is not None:
-            return f"{self.path}, page {self.page}"
-        return self.path if self.line is None else f"{self.path}:{self.line}"
+            return f"{path}, page {self.page}"
+        return path if self.line is None else f"{path}:{self.line}"
 
 
 def from_hits(hits: Any) -> tuple[Source, ...]:
@@ -90,8 +96,3 @@ def turn_as_json(turn: Any) -> dict[str, Any]:
         "notes": list(turn.notes),
         "stats": stats_dict(turn.stats) if turn.stats is not None else None,
     }
-
-
-def as_row(source: Source, cited: bool) -> list[str]:
-    """number, place, heading, for the list of sources; a star marks what the answer cites."""
-    return [f"[{source.number}]{'*' if cited else ''}", source.place, one_line(source.heading, 60)]

@@ -58,7 +58,7 @@ def test_run_passes_every_option_on(home: Path) -> None:
     fakes = FakeServices(engine)
     words = "run -m a-chat-model -p Hi --threads 2 --ctx 512 --no-prefetch --preload --temp 0.5 --top-k 7 --top-p 0.9 --min-p 0.1"
     words += " --repeat-penalty 1.1 --seed 3 -n 9 --stop END --stop STOP --expert-cache"
-    for given, expected in (("6GB", "6GB"), ("12", 12), ("auto", "auto")):
+    for given, expected in (("6GB", "6GB"), ("12", 12), ("auto", "auto"), ("512MiB", "512MiB"), ("1.5g", "1.5g")):
         engine.replies.append("x")
         invoke(main, [*words.split(), given], fakes, home)
         options = {"threads": 2, "context_length": 512, "expert_cache": expected, "preload": True, "prefetch": False}
@@ -136,7 +136,8 @@ def test_perplexity(home: Path, tmp_path: Path) -> None:
     text.write_text("one two three")
     asked: list[Any] = []
 
-    def measure(engine: Any, token_ids: list[int], context_length: int, **options: Any) -> Any:
+    def measure(engine: Any, token_ids: list[int], context_length: int, on_progress: Any, **options: Any) -> Any:
+        on_progress("perplexity", 3, 3)
         asked.append((token_ids, context_length, options))
         return SimpleNamespace(ppl=7.25, nll=1.981, n_tok=2)
 
@@ -275,7 +276,7 @@ def test_without_a_model_questions_search(tmp_path: Path) -> None:
     home = make_home(tmp_path, chat=False)
     base = FakeKnowledgeBase(fake_hit("a.md", "the text"))
     result = chat_once(home, base, FakeEngine(), stdin="where?\n")
-    assert "[1] a.md:1" in result.stdout and "the text" in result.stdout
+    assert "[1]\ta.md:1\t" in result.stdout and "the text" in result.stdout
     result = chat_once(home, base, FakeEngine(), "--once", "where?")
     assert result.exit_code == FAILED and "no chat model" in result.stderr and "bootstrap.py demo" in result.stderr
 

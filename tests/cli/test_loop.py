@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli_fakes import INTERRUPT, FakeEngine, FakeKnowledgeBase, FakeSampling, FakeServices, fake_hit, make_home
+from cli_fakes import INTERRUPT, FakeEngine, FakeKnowledgeBase, FakeSampling, FakeServices, FakeStats, fake_hit, make_home
+from colibri_cli.generation import stats_line
 from colibri_cli.repl.editor import Editor, PipeReader
 from colibri_cli.repl.loop import run_loop
 from colibri_cli.repl.render import Renderer
@@ -155,7 +156,7 @@ def test_sources_open_and_why(home: Path) -> None:
     assert "  The cache holds experts.\n  It is in memory.\n" in screen
     assert "the same stands in old.md:4" in screen
     assert "Found for: where" in screen
-    assert re.search(r"\[2\]\s+notes/disk.md:3\s+1 \(4\.500\)\s+1 \(0\.810\)\s+0\.50\s+0\.0300", screen)
+    assert re.search(r"\[2\]\s+disk.md:3\s+1 \(4\.500\)\s+1 \(0\.810\)\s+0\.50\s+0\.0300", screen)
     assert "'9' is not the number of a source, expected 1 to 2" in screen
     assert "which one? /open N" in screen
 
@@ -172,6 +173,10 @@ def test_search_works_without_a_model_and_feeds_open_and_why(home: Path) -> None
 def test_stats_show_every_number_and_the_plan(home: Path) -> None:
     screen = Conversation(home, ["x"]).keys("q", "/stats")
     assert re.search(r"expert_hit_rate\s+0.900", screen) and "plan: 1.0 GB dense" in screen
+
+
+def test_stopped_before_the_first_token() -> None:
+    assert "no token written; 10 of 10 prompt tokens read" in stats_line(FakeStats(completion_tok=0))
 
 
 def test_reset_forgets_and_retry_asks_again(home: Path) -> None:

@@ -4,6 +4,7 @@ import io
 import random
 
 import pytest
+from colibri_cli.repl.answering import excerpt
 from colibri_cli.repl.render import AnswerWriter
 from rich.cells import cell_len
 from rich.console import Console
@@ -79,7 +80,7 @@ def test_a_table_is_shown_whole_and_a_lone_bar_as_it_is() -> None:
 def test_a_word_longer_than_the_screen_is_broken() -> None:
     screen = write("see " + "x" * 10_000 + " end", 40)
     assert max(map(len, screen.splitlines())) <= 40
-    assert screen.count("x") == 10_000 and screen.endswith(" end\n")
+    assert screen.count("x") == 10_000 and screen.endswith("end\n")
 
 
 def test_citations_are_coloured_by_whether_they_exist() -> None:
@@ -96,3 +97,8 @@ def test_an_empty_answer_leaves_no_line() -> None:
 
 def test_a_screen_of_one_column_does_not_hang() -> None:
     assert "abc" in write("abcdefghijkl 中文", 1).replace("\n", "")
+
+
+def test_an_excerpt_leaves_out_the_heading_shown_beside_it() -> None:
+    assert excerpt("# Title\n\nFirst words.\n") == "First words." and excerpt("# Title only") == "# Title only"
+    assert len(excerpt("x" * 10_000)) == 160
