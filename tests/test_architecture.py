@@ -24,7 +24,8 @@ MAY_IMPORT = {  # folder -> our packages and other people's
 }  # fmt: skip
 NETWORK = {
     "socket", "socketserver", "ssl", "http", "urllib.request", "urllib.error", "urllib3", "ftplib", "smtplib", "poplib", "imaplib",
-    "telnetlib", "nntplib", "xmlrpc", "requests", "httpx", "aiohttp", "websockets", "asyncio", "huggingface_hub", "hf_xet", "grpc", "paramiko",
+    "telnetlib", "nntplib", "xmlrpc", "requests", "httpx", "aiohttp", "websockets",
+    "asyncio", "huggingface_hub", "hf_xet", "grpc", "paramiko",
 }  # fmt: skip
 UNSAFE = {"pickle", "marshal", "shelve", "dill"}
 QUIET = ("libcolibri", "rag", "converter")  # libraries return facts, only the command line prints
