@@ -56,9 +56,14 @@ def product(operands, rank, threads, wide, one):
 
 @inline
 def _gate_up_of(like, gate, up, blocks, x, x_stride, out, out_stride):
+    # One loop over both matrices: the dot product's code, which is large, is there once.
     for row in range(0, 16, lanes_of(like)):
-        opened = silu(dot(like, gate, row, blocks, x, x_stride, zero_f32(like)))
-        store_f32s(out + row * 4, out_stride, mul(opened, dot(like, up, row, blocks, x, x_stride, zero_f32(like))))
+        for part in range(2):
+            total = dot(like, gate if part == 0 else up, row, blocks, x, x_stride, zero_f32(like))
+            if part == 0:
+                store_f32s(out + row * 4, out_stride, silu(total))
+            else:
+                store_f32s(out + row * 4, out_stride, mul(load_f32s(out + row * 4, out_stride, like), total))
 
 
 @inline
