@@ -123,3 +123,12 @@ def test_expert_files_are_aligned_and_one_per_routed_layer(tmp_path):
     manifest = read_manifest(tmp_path / "m")
     assert sorted(manifest.experts) == [0, 2, 3]
     assert all(entry.expert_bytes % 4096 == 0 for entry in manifest.experts.values())
+
+
+def test_xlm_roberta_positions_of_a_gguf_file_count_from_two(tmp_path):
+    path = write_gguf(tmp_path / "model.gguf", TINY / "bert", edit=lambda writer: writer.add_tokenizer_model("t5"))
+    source, wanted = open_source(path), source_tensors(TINY / "bert")["embeddings.position_embeddings.weight"]
+    positions = source.tensors["embeddings.position_embeddings.weight"].read()
+    assert (source.family, source.config["max_position_embeddings"]) == ("xlm-roberta", len(wanted) + 2)
+    assert np.array_equal(positions[2:], wanted)
+    assert source.config["encoder"]["max_tok"] == len(wanted)
