@@ -19,6 +19,7 @@ from rich.text import Text
 from ..text import neutralise, one_line
 from .sources import Source
 
+NARROW_COLUMNS = 72
 LONGEST_WORD = 512  # characters kept back before a word without end is shown
 
 _CITATION = re.compile(r"[\[【［][\d\s,，、;-]+\??[\]】］]")  # a number that is no source's ends in a question mark
@@ -287,10 +288,17 @@ class Renderer:
             self.console.print(line, Text(heading, "dim"), sep="  " if fits else "\n    ", soft_wrap=True)
 
     def table(self, headings: Sequence[str], rows: Iterable[Sequence[str]], numeric: Iterable[int] = ()) -> None:
-        """A table on a terminal, tab-separated lines in a pipe. `numeric` lists columns to align right."""
+        """A table on a terminal, entry by entry in a narrow one, tab-separated lines in a pipe. `numeric` columns align right."""
         if not self.console.is_terminal:
             for row in rows:
                 self.say("\t".join(one_line(cell) for cell in row))
+            return
+        if len(headings) > 3 and self.console.width < NARROW_COLUMNS:
+            for row in rows:
+                self.say(f"{row[0]} {row[1]}", "bold")
+                self._print(
+                    self.console, "  " + ", ".join(f"{name} {cell}" for name, cell in zip(headings[2:], row[2:], strict=True)), "", False
+                )
             return
         right = set(numeric)
         table = Table(box=None, pad_edge=False, header_style="bold")

@@ -161,6 +161,11 @@ def test_sources_open_and_why(home: Path) -> None:
     assert "which one? /open N" in screen
 
 
+def test_why_in_a_narrow_window(home: Path) -> None:
+    screen = Conversation(home, ["Here [2]."], width=40).keys("where", "/why 2")
+    assert "[2] disk.md:3\n  words 1 (4.500), meaning 1 (0.810)," in screen and "together 0.0300" in screen
+
+
 def test_search_works_without_a_model_and_feeds_open_and_why(home: Path) -> None:
     talk = Conversation(home, model=False)
     screen = talk.keys("/search cache", "/open 2", "/why", "/stats", "a question")

@@ -16,8 +16,6 @@ from pathlib import Path
 import pytest
 from cli_fakes import make_home
 
-pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="pseudo-terminals are POSIX")
-
 PROGRAM = """
 import sys
 sys.path.insert(0, {folder!r})
