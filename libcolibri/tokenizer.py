@@ -217,11 +217,11 @@ class _KitokenEncoder:
         content = dict(tokenizer) | {"padding": None, "truncation": None, "post_processor": None}
         content["normalizer"] = _in_kitoken_names(tokenizer.get("normalizer"))
         content["model"] = _without_unreachable(tokenizer["model"], {token["content"] for token in added}, byte_level)
-        self._with_control = _kitoken(_json_bytes(content))
+        self._source = _json_bytes(content)
+        self._with_control = _kitoken(self._source)
         unknown = content["model"].get("unk_token")
         self._unknown, self._unknown_id = unknown, content["model"]["vocab"].get(unknown)
         self._without_control: Kitoken | None = None
-        self._source = _json_bytes(content | _without_control(content, added, self.control_ids))
         self._lock = threading.Lock()
 
     def encode(self, text: str, special: bool) -> list[int]:
@@ -242,7 +242,8 @@ class _KitokenEncoder:
         """
         with self._lock:
             if self._without_control is None:
-                self._without_control, self._source = _kitoken(self._source), b""
+                content = _without_control(json.loads(self._source), self.control_ids)
+                self._without_control, self._source = _kitoken(_json_bytes(content)), b""
             return self._without_control
 
 
@@ -267,9 +268,9 @@ def _encode(kitoken: Kitoken, text: str, specials: bool | list[str]) -> list[int
         raise TokenizerError(f"the text cannot be encoded: {error}") from error
 
 
-def _without_control(content: Mapping[str, Any], added: list[dict[str, Any]], control_ids: frozenset[int]) -> dict[str, Any]:
-    """added_tokens and model without the control tokens. The unknown token, which kitoken asks for, gets a spelling of its own."""
-    model, unknown = content["model"], content["model"].get("unk_token")
+def _without_control(content: dict[str, Any], control_ids: frozenset[int]) -> dict[str, Any]:
+    """A tokenizer.json without the control tokens. The unknown token, which kitoken asks for, gets a spelling of its own."""
+    model, unknown, added = content["model"], content["model"].get("unk_token"), content.get("added_tokens") or []
     kept = [token for token in added if token["id"] not in control_ids]
     vocab = {piece: i for piece, i in model["vocab"].items() if i not in control_ids}
     if unknown in model["vocab"]:
@@ -277,7 +278,7 @@ def _without_control(content: Mapping[str, Any], added: list[dict[str, Any]], co
         kept.append({**token, "id": model["vocab"][unknown], "content": _NO_CHARACTER, "special": True})
         vocab = {piece: i for piece, i in vocab.items() if piece != unknown} | {_NO_CHARACTER: model["vocab"][unknown]}
         model = model | {"unk_token": _NO_CHARACTER}
-    return {"added_tokens": kept, "model": model | {"vocab": vocab}}
+    return content | {"added_tokens": kept, "model": model | {"vocab": vocab}}
 
 
 def _chunks(text: str, limit: int) -> Iterator[str]:
