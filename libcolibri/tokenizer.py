@@ -274,7 +274,7 @@ def _without_control(content: dict[str, Any], control_ids: frozenset[int]) -> di
     kept = [token for token in added if token["id"] not in control_ids]
     vocab = {piece: i for piece, i in model["vocab"].items() if i not in control_ids}
     if unknown in model["vocab"]:
-        token = next((token for token in added if token["content"] == unknown), {})
+        token: dict[str, Any] = next((token for token in added if token["content"] == unknown), {})
         kept.append({**token, "id": model["vocab"][unknown], "content": _NO_CHARACTER, "special": True})
         vocab = {piece: i for piece, i in vocab.items() if piece != unknown} | {_NO_CHARACTER: model["vocab"][unknown]}
         model = model | {"unk_token": _NO_CHARACTER}
