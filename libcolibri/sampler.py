@@ -161,7 +161,7 @@ def _nucleus_by_bins(distance: np.ndarray, weights: np.ndarray, target: float) -
     cumulative = np.cumsum(np.bincount(bins, weights, minlength=_BINS))
     edge_bin = int(np.searchsorted(cumulative, min(target, cumulative[-1])))
     edge = np.flatnonzero(bins == edge_bin)
-    edge = edge[np.argsort(-weights[edge], kind="stable")]
+    edge = edge[np.argsort(distance[edge], kind="stable")]
     missing = target - (cumulative[edge_bin - 1] if edge_bin else 0.0)
     count = int(np.searchsorted(np.cumsum(weights[edge], dtype=np.float64), missing)) + 1
     return np.concatenate([np.flatnonzero(bins < edge_bin), edge[:count]])

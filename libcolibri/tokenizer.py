@@ -8,6 +8,7 @@ import codecs
 import json
 import re
 import sys
+import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -28,8 +29,9 @@ _MARKER = re.compile(
 
 # kitoken's pattern matcher needs stack in proportion to the text (it ends the process at a million spaces), its WordPiece
 # time in proportion to the square. Longer texts are cut between two words, where every pattern of the table cuts as well.
+_NO_CHARACTER = "\U0010fffe"
 _CHUNK_CHARS = {"WordPiece": 2048, "BPE": 32768}
-_WORD_BOUNDARY = re.compile(r"[^\W\d_](?=[ \n][^\W\d_])")
+_WORD_BOUNDARY = re.compile(r"[^\W\d_](?=[ \n，。、；：！？][^\W\d_])")
 
 
 class _Encoder(Protocol):
@@ -92,8 +94,9 @@ class Tokenizer:
     def from_json(cls, data: bytes, **keys: Any) -> "Tokenizer":
         """From the bytes of a Hugging Face tokenizer.json (BPE, WordPiece or Unigram)."""
         tokenizer = parse_tokenizer_json(data)
+        pieces = PieceTable.from_tokenizer_json(tokenizer)
         encoder = _unigram_encoder(tokenizer) if tokenizer["model"]["type"] == "Unigram" else _KitokenEncoder(tokenizer)
-        return cls(encoder, PieceTable.from_tokenizer_json(tokenizer), **keys)
+        return cls(encoder, pieces, **keys)
 
     @classmethod
     def from_sentencepiece(cls, data: bytes, **keys: Any) -> "Tokenizer":
@@ -203,33 +206,79 @@ class _KitokenEncoder:
     """Encoding by kitoken. Decoding is not its business: it drops spaces of WordPiece and works on whole sequences."""
 
     def __init__(self, tokenizer: Mapping[str, Any]):
-        added = tokenizer.get("added_tokens") or []
-        guarded = [token | {"special": True} if _MARKER.fullmatch(token["content"]) else token for token in added]
-        self.control_ids = frozenset(token["id"] for token in guarded if token.get("special"))
-        # Without splits there is no boundary at which a text may be cut, and no pattern that needs one.
-        self._chunk_chars = _CHUNK_CHARS[tokenizer["model"]["type"]] if tokenizer.get("pre_tokenizer") else sys.maxsize
-        # Padding and truncation belong to batches, the post-processor to with_bos and to the encoders.
-        plain = dict(tokenizer) | {"added_tokens": guarded, "padding": None, "truncation": None, "post_processor": None}
-        plain["normalizer"] = _in_kitoken_names(tokenizer.get("normalizer"))
-        plain["model"] = _without_unreachable(tokenizer["model"], {token["content"] for token in added}, is_byte_level(tokenizer))
+        kind, byte_level = tokenizer["model"]["type"], is_byte_level(tokenizer)
         if any(step.get("type") == "Precompiled" for step in steps(tokenizer.get("normalizer"), "normalizers")):
-            raise TokenizerError(f"has a precompiled character map in a {tokenizer['model']['type']} model, supported only for Unigram")
-        try:
-            self._kitoken = Kitoken.from_tokenizers(json.dumps(plain, ensure_ascii=False).encode())
-        except Exception as error:  # kitoken raises bare ValueErrors and others
-            raise TokenizerError(
-                f"is refused by the tokenizer library ({str(error).splitlines()[0] if str(error) else type(error).__name__})"
-            ) from error
+            raise TokenizerError(f"has a precompiled character map in a {kind} model, supported only for Unigram")
+        added = tokenizer.get("added_tokens") or []
+        control = [token for token in added if token.get("special") or _MARKER.fullmatch(token["content"])]
+        self.control_ids = frozenset(token["id"] for token in control)
+        self._chunk_chars = _CHUNK_CHARS[kind] if byte_level or kind == "WordPiece" else sys.maxsize
+        # Padding and truncation belong to batches, the post-processor to with_bos and to the encoders.
+        content = dict(tokenizer) | {"padding": None, "truncation": None, "post_processor": None}
+        content["normalizer"] = _in_kitoken_names(tokenizer.get("normalizer"))
+        content["model"] = _without_unreachable(tokenizer["model"], {token["content"] for token in added}, byte_level)
+        self._source = _json_bytes(content)
+        self._with_control = _kitoken(self._source)
+        unknown = content["model"].get("unk_token")
+        self._unknown, self._unknown_id = unknown, content["model"]["vocab"].get(unknown)
+        self._without_control: Kitoken | None = None
+        self._lock = threading.Lock()
 
     def encode(self, text: str, special: bool) -> list[int]:
         if len(text) > self._chunk_chars:
             return [i for chunk in _chunks(text, self._chunk_chars) for i in self.encode(chunk, special)]
-        try:
-            return self._kitoken.encode(text, True if special else ["priority"])
-        except ValueError as error:
-            if isinstance(error, UnicodeEncodeError):
-                raise
-            raise TokenizerError(f"the text cannot be encoded: {error}") from error
+        ids = _encode(self._with_control, text, True)
+        return ids if special or self._is_plain(ids, text) else _encode(self._plain_kitoken(), text, ["priority"])
+
+    def _is_plain(self, ids: list[int], text: str) -> bool:
+        """Whether no control token was found; the unknown token may stand for text that has no other."""
+        found = self.control_ids.intersection(ids)
+        return not found or (found == {self._unknown_id} and self._unknown not in text)
+
+    def _plain_kitoken(self) -> Kitoken:
+        """A kitoken that knows no control tokens; made for the first text that spells one.
+
+        Telling kitoken not to encode them is not enough: it still cuts the text where they stand.
+        """
+        with self._lock:
+            if self._without_control is None:
+                content = _without_control(json.loads(self._source), self.control_ids)
+                self._without_control, self._source = _kitoken(_json_bytes(content)), b""
+            return self._without_control
+
+
+def _json_bytes(content: Mapping[str, Any]) -> bytes:
+    return json.dumps(content, ensure_ascii=False).encode("utf-8", "replace")
+
+
+def _kitoken(content: bytes) -> Kitoken:
+    try:
+        return Kitoken.from_tokenizers(content)
+    except Exception as error:  # kitoken raises bare ValueErrors and others
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise TokenizerError(f"is refused by the tokenizer library ({reason})") from error
+
+
+def _encode(kitoken: Kitoken, text: str, specials: bool | list[str]) -> list[int]:
+    try:
+        return kitoken.encode(text, specials)
+    except UnicodeEncodeError:
+        raise
+    except ValueError as error:
+        raise TokenizerError(f"the text cannot be encoded: {error}") from error
+
+
+def _without_control(content: dict[str, Any], control_ids: frozenset[int]) -> dict[str, Any]:
+    """A tokenizer.json without the control tokens. The unknown token, which kitoken asks for, gets a spelling of its own."""
+    model, unknown, added = content["model"], content["model"].get("unk_token"), content.get("added_tokens") or []
+    kept = [token for token in added if token["id"] not in control_ids]
+    vocab = {piece: i for piece, i in model["vocab"].items() if i not in control_ids}
+    if unknown in model["vocab"]:
+        token: dict[str, Any] = next((token for token in added if token["content"] == unknown), {})
+        kept.append({**token, "id": model["vocab"][unknown], "content": _NO_CHARACTER, "special": True})
+        vocab = {piece: i for piece, i in vocab.items() if piece != unknown} | {_NO_CHARACTER: model["vocab"][unknown]}
+        model = model | {"unk_token": _NO_CHARACTER}
+    return content | {"added_tokens": kept, "model": model | {"vocab": vocab}}
 
 
 def _chunks(text: str, limit: int) -> Iterator[str]:
