@@ -27,7 +27,10 @@ from .unigram import unigram_tokenizer
 
 MAGIC, VERSION, BLOCK_COLUMNS, BLOCK_BYTES, ALIGNMENT = b"E5S1", 1, 32, 18, 64
 TYPES = {0: "f32", 1: "q4_0"}
-HEADER = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "vocab_size", "max_position_embeddings", "type_vocab_size")
+HEADER = (
+    *("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size"),
+    *("vocab_size", "max_position_embeddings", "type_vocab_size"),
+)
 SETTINGS = {"pooling": "mean", "normalize": True, "query_prefix": "query: ", "passage_prefix": "passage: "}
 EMBEDDING_NAMES = {
     "emb.word": "embeddings.word_embeddings.weight",

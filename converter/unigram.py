@@ -49,9 +49,8 @@ def unigram_tokenizer(
 
 
 def _added_token(index: int, content: str) -> dict:
-    return {
-        "id": index, "content": content, "single_word": False, "lstrip": content == "<mask>", "rstrip": False, "normalized": False, "special": True
-    }
+    flags = {"single_word": False, "lstrip": content == "<mask>", "rstrip": False, "normalized": False, "special": True}
+    return {"id": index, "content": content} | flags
 
 
 def _sentence_template(pieces: Sequence[str], bos: int, eos: int) -> dict:

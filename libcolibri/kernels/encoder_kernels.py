@@ -8,8 +8,26 @@ neither the other texts nor the number of threads change a bit. Rows are float32
 import numpy as np
 
 from ..simd.registers import (
-    absolute, add, broadcast_f32, count_of, div, fma, keep_lanes, load_f32, load_f32s, maximum, mul, reduce_add, reduce_max, select_greater, splat,
-    store_f32, store_f32s, sub, target, zero_f32,
+    absolute,
+    add,
+    broadcast_f32,
+    count_of,
+    div,
+    fma,
+    keep_lanes,
+    load_f32,
+    load_f32s,
+    maximum,
+    mul,
+    reduce_add,
+    reduce_max,
+    select_greater,
+    splat,
+    store_f32,
+    store_f32s,
+    sub,
+    target,
+    zero_f32,
 )
 from ..simd.scalars import get_f32, get_i64, put_f32
 from .activations import quantize_row
@@ -25,7 +43,9 @@ QUERIES = 4  # queries that share every load of a key or value: eight 256-bit ac
 # 0.5 * |x| * erf(|x| / sqrt(2)) = u * P(u) / Q(u) with u = x^2: a minimax fit on |x| < 5.5 (error 4e-7), made by Lawson's
 # iteration on the linearised problem. Beyond, gelu(x) and max(x, 0) differ by less than 1.1e-7.
 GELU_CUT = _f(5.5 * 5.5)
-P0, P1, P2, P3, P4 = (_f(c) for c in (0.39894111218115236, 0.0684343361294048, 0.006879602102324192, 0.0005292009950518602, 9.495979998302072e-06))
+P0, P1, P2, P3, P4 = (
+    _f(c) for c in (0.39894111218115236, 0.0684343361294048, 0.006879602102324192, 0.0005292009950518602, 9.495979998302072e-06)
+)
 Q1, Q2, Q3, Q4, Q5 = (
     _f(c) for c in (0.33818194606272967, 0.048650284733455576, 0.00392440852636618, 0.00019259154273122242, 7.645218325481209e-07)
 )
@@ -223,6 +243,7 @@ def make_text_attention(isa):
         scores = get_i64(operands + 96) + rank * get_i64(operands + 104) + 64
         keys = scores + padded * 4 * QUERIES
         values = keys + padded * head * 4
+        four, one = target(isa, F32, QUERIES, 16), target(isa, F32, 1, 16)
         for unit in range(rank, texts * heads, threads):
             start, at = get_i64(starts + unit // heads * 8), unit % heads * head * 4
             tokens = get_i64(starts + unit // heads * 8 + 8) - start
@@ -230,11 +251,11 @@ def make_text_attention(isa):
             t = 0
             while t + QUERIES <= tokens:
                 q_at, out_at = q + (start + t) * stride + at, out + (start + t) * out_stride + at
-                _attend(target(isa, F32, QUERIES, 16), q_at, stride, tokens, head, scale, keys, values, out_at, out_stride, scores, padded * 4)
+                _attend(four, q_at, stride, tokens, head, scale, keys, values, out_at, out_stride, scores, padded * 4)
                 t += QUERIES
             while t < tokens:
                 q_at, out_at = q + (start + t) * stride + at, out + (start + t) * out_stride + at
-                _attend(target(isa, F32, 1, 16), q_at, stride, tokens, head, scale, keys, values, out_at, out_stride, scores, padded * 4)
+                _attend(one, q_at, stride, tokens, head, scale, keys, values, out_at, out_stride, scores, padded * 4)
                 t += 1
         return 0
 
@@ -244,7 +265,8 @@ def make_text_attention(isa):
 def make_pool(isa):
     """Kernel: out[i] = mean of text i's rows (or its first row), scaled to length 1 if asked.
 
-    operands: address of the number of texts, starts (int64), x, x stride, columns, first row only (0/1), normalise (0/1), out, out stride.
+    operands: address of the number of texts, starts (int64), x, x stride, columns, first row only (0/1), normalise (0/1), out,
+    out stride.
     A zero vector stays zero.
     """
 

@@ -30,7 +30,10 @@ FAMILIES = ("bert", "xlm-roberta")
 POOLINGS = ("mean", "cls")
 SETTINGS_KEY = "encoder"  # where a manifest's config keeps what a sentence-transformers folder says beside config.json
 # Training, dropout and heads that no embedding goes through.
-HARMLESS_HERE = ("attention_probs_dropout_prob", "hidden_dropout_prob", "classifier_dropout", "gradient_checkpointing", "tie_word_embeddings")
+HARMLESS_HERE = (
+    *("attention_probs_dropout_prob", "hidden_dropout_prob", "classifier_dropout", "gradient_checkpointing"),
+    *("tie_word_embeddings", "bos_token_id", "eos_token_id", "pad_token_id"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +72,7 @@ def parse_encoder_config(raw: Mapping[str, Any], family: str) -> EncoderConfig:
     read.only("hidden_act", "gelu")
     read.only("position_embedding_type", "absolute")
     read.only("is_decoder", False)
-    for key in (*HARMLESS_HERE, "bos_token_id", "eos_token_id"):
+    for key in HARMLESS_HERE:
         read.value(key, None)
     # RoBERTa numbers positions from behind the padding id on, BERT from 0.
     first = read.integer("pad_token_id", 1, least=0) + 1 if family == "xlm-roberta" else 0
@@ -223,7 +226,7 @@ class _Binder:
 
     def refuse_leftovers(self) -> None:
         if leftover := sorted(set(self.tensors) - self.taken):
-            raise FormatError(f"{self.where}: tensor {leftover[0]} has no place in an encoder with this config ({len(leftover)} such tensors)")
+            raise FormatError(f"{self.where}: tensor {leftover[0]} has no place in this encoder ({len(leftover)} such tensors)")
 
 
 def _plain(name: str) -> str:
@@ -270,32 +273,31 @@ class EncoderProgram:
         return self.pooled[: len(texts)]
 
     def _record(self) -> Program:
-        program, D, config = Program(), self.config.hidden_size, self.config
+        program, D, F = Program(), self.config.hidden_size, self.config.intermediate_size
+        scratch = (self._scratch, self._scratch_bytes)
         words = self.weights.word_embeddings
         tiles = words.tiles
-        slots = (self._n_tok, self._ids, tiles, tiles.nbytes // tiles.shape[0], _tiles_per_group(words), self.hidden, D * 4)
-        program.record("embed", self._kernels.get(make_embed, IDS[words.type]), slots)
+        source = (tiles, tiles.nbytes // tiles.shape[0], _tiles_per_group(words))
+        program.record("embed", self._kernels.get(make_embed, IDS[words.type]), (self._n_tok, self._ids, *source, self.hidden, D * 4))
         self._norm(program, self.hidden, self.weights.positions, self._positions, self.weights.embeddings_norm)
         for layer in self.weights.layers:
             for linear, out in ((layer.query, self._query), (layer.key, self._key), (layer.value, self._value)):
                 self._linear(program, "qkv", linear, self.hidden, self._panels, out, barrier=linear is layer.value)
             self._attend(program)
             if layer.attention_output.weight.type not in FLOATS:
-                slots = (self._n_tok, self._mixed, D * 4, D, self._panels, self._scratch, self._scratch_bytes)
-                program.record("quantize", self._kernels.get(make_quantize, self._width), slots)
+                rows = (self._n_tok, self._mixed, D * 4, D)
+                program.record("quantize", self._kernels.get(make_quantize, self._width), (*rows, self._panels, *scratch))
             self._linear(program, "attention output", layer.attention_output, self._mixed, self._panels, self._query)
             self._norm(program, self._query, self.hidden, 0, layer.attention_norm)
             self._linear(program, "intermediate", layer.intermediate, self.hidden, self._panels, self._inner)
-            slots = (self._n_tok, self._inner, config.intermediate_size * 4, config.intermediate_size, *self._panels_of(layer.output))
-            program.record("gelu", self._kernels.get(make_gelu, self._width), (*slots, self._scratch, self._scratch_bytes))
+            rows = (self._n_tok, self._inner, F * 4, F)
+            panels = 0 if layer.output.weight.type in FLOATS else self._inner_panels
+            program.record("gelu", self._kernels.get(make_gelu, self._width), (*rows, panels, *scratch))
             self._linear(program, "output", layer.output, self._inner, self._inner_panels, self._query)
             self._norm(program, self._query, self.hidden, 0, layer.output_norm)
-        first_only = config.pooling == "cls"
-        program.record("pool", self._kernels.get(make_pool), (self._n_texts, self._starts, self.hidden, D * 4, D, first_only, True, self.pooled, D * 4))
+        texts, first_only = (self._n_texts, self._starts, self.hidden, D * 4, D), self.config.pooling == "cls"
+        program.record("pool", self._kernels.get(make_pool), (*texts, first_only, True, self.pooled, D * 4))
         return program.finish()
-
-    def _panels_of(self, linear: Linear) -> tuple[np.ndarray | int]:
-        return (0,) if linear.weight.type in FLOATS else (self._inner_panels,)
 
     def _norm(self, program: Program, x: np.ndarray, residual: np.ndarray, rows: np.ndarray | int, norm: LayerNorm) -> None:
         """hidden = LayerNorm(x + residual), and its panels when any matrix wants them."""

@@ -55,7 +55,7 @@ def tokenizer_json() -> bytes:
             "truncation": {"max_length": 8, "strategy": "LongestFirst", "stride": 0},
             "padding": {"strategy": {"Fixed": 8}, "direction": "Right", "pad_id": 0, "pad_type_id": 0, "pad_token": "[PAD]"},
             "added_tokens": [token | flags for token in special],
-            "normalizer": {"type": "BertNormalizer", "clean_text": True, "handle_chinese_chars": True, "strip_accents": None, "lowercase": True},
+            "normalizer": {"type": "BertNormalizer", "clean_text": True, "handle_chinese_chars": True, "lowercase": True},
             "pre_tokenizer": {"type": "BertPreTokenizer"},
             "post_processor": None,
             "decoder": {"type": "WordPiece", "prefix": "##", "cleanup": True},
