@@ -82,7 +82,7 @@ def judge(entry: dict[str, Any], kb: KnowledgeBase, session: Any) -> Outcome:
         refused=result.unanswerable,
         cited=cited,
         unknown_citations=list(result.unknown_citations),
-        retrieved=any(document_name(hit.path) in expected for hit in hits),
+        retrieved=any(document_name(hit.document.path) in expected for hit in hits),
         has_facts=all(holds(result.text, words) for words in entry["facts"]),
         cites_source=bool(expected & set(cited)),
         seconds=time.perf_counter() - started,
