@@ -90,31 +90,29 @@ def _double_array(values: Mapping[bytes, int]) -> np.ndarray:
         for length in range(len(key)):
             children.setdefault(key[:length], set()).add(key[length])
         children.setdefault(key, set()).add(0)
-    size = 256 * (len(children) + 2)
-    units, used = np.zeros(size, np.uint32), np.zeros(size, bool)
-    used[0] = True
+    units, used = np.zeros(256 * (len(children) + 2), np.uint32), bytearray(256 * (len(children) + 2))
+    used[0] = 1
     bases = {0}  # no two nodes may share one, or each would find the other's children
     place = {b"": 0}
-    first_free = 1
+    searched = {True: 1, False: 1}  # by "only one child": such nodes fill the gaps that the others leave
     for prefix in sorted(children, key=lambda p: (len(p), p)):  # parents come before their children
         labels = sorted(children[prefix])
-        base = first_free & ~LABEL_BYTE
-        while base in bases or used[[base ^ label for label in labels]].any():
+        base = searched[len(labels) == 1]
+        while base in bases or any(used[base ^ label] for label in labels):
             base += 1
         bases.add(base)
+        searched[len(labels) == 1] = base
         node = place[prefix]
         if node ^ base >= OFFSET_LIMIT:
             raise ValueError(f"a character table of {len(values)} entries does not fit a trie of {OFFSET_LIMIT} units")
         units[node] |= (node ^ base) << 10 | (LEAF_BIT if 0 in labels else 0)
         for label in labels:
             child = base ^ label
-            used[child] = True
+            used[child] = 1
             if label:
                 units[child] = label
                 place[prefix + bytes([label])] = child
             else:
                 units[child] = TERMINAL_BIT | values[prefix]
-        while used[first_free]:
-            first_free += 1
-    last = int(np.flatnonzero(used)[-1])
+    last = used.rindex(1)
     return units[: (last // 256 + 1) * 256]
