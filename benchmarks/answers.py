@@ -21,6 +21,7 @@ from typing import Any
 
 from colibri_rag.embedder import EncoderEmbedder
 from colibri_rag.knowledge_base import KnowledgeBase
+
 from libcolibri.encoder import Encoder
 from libcolibri.engine import Engine
 
