@@ -16,7 +16,8 @@ from .embedder import Embedder, EncoderEmbedder
 from .errors import DocumentError, EmbedderMismatchError, IngestError, KnowledgeBaseError, ScopeError
 from .ingest import IngestProgress, IngestReport
 from .knowledge_base import KnowledgeBase
-from .retriever import Hit, Relevance
+from .relevance import Relevance
+from .retriever import Hit
 from .scope import Scope
 from .store import ChunkRecord, DocumentRecord, StoreStats
 

@@ -9,6 +9,8 @@ from typing import Protocol
 
 import numpy as np
 
+from .relevance import E5, PLAIN, Relevance
+
 
 class Embedder(Protocol):
     """An embedding model. Passages and queries may be embedded differently."""
@@ -24,6 +26,11 @@ class Embedder(Protocol):
     @property
     def max_tok(self) -> int:
         """Longest input in tokens, prefixes included."""
+        ...
+
+    @property
+    def relevance(self) -> Relevance:
+        """What its cosines mean."""
         ...
 
     def count_tok(self, text: str) -> int: ...
@@ -70,6 +77,11 @@ class EncoderEmbedder:
     @property
     def max_tok(self) -> int:
         return max(self._encoder.max_tok - self._overhead_tok, 8)
+
+    @property
+    def relevance(self) -> Relevance:
+        """The e5 family, told by its prefix, puts all cosines between 0.7 and 1; plain sentence encoders do not."""
+        return E5 if self._encoder.query_prefix.startswith("query:") else PLAIN
 
     def count_tok(self, text: str) -> int:
         return self._encoder.count_tok(text)

@@ -19,7 +19,8 @@ from .embedder import Embedder
 from .errors import KnowledgeBaseError
 from .ingest import Ingest, IngestReport, OnProgress
 from .prompt import Message, build_prompt, question_language
-from .retriever import Hit, Relevance, Retriever, is_answerable
+from .relevance import Relevance, is_answerable
+from .retriever import Hit, Retriever
 from .scope import Scope
 from .store import DocumentRecord, Store, StoreStats
 from .vector_index import VectorIndex
@@ -28,7 +29,7 @@ DATABASE_NAME = "kb.sqlite"
 INDEX_NAME = "kb.faiss"
 NO_EMBEDDER = "none"
 DEFAULT_ANSWER_TOK = 512
-DEFAULT_SOURCES = 6
+DEFAULT_SOURCES = 5
 
 
 class KnowledgeBase:
@@ -60,7 +61,7 @@ class KnowledgeBase:
         embedder : the model its vectors are made with, always the same one; None for full-text search alone
         create : make it when it does not exist
         chunks : how documents are cut; another setting cuts them again at the next ingest
-        relevance : when a question counts as answerable
+        relevance : when a question counts as answerable; None takes what was measured for the embedder
 
         Raises KnowledgeBaseError, and EmbedderMismatchError when it was made with another embedder.
         """
@@ -76,7 +77,7 @@ class KnowledgeBase:
                 store.bind_embedder(NO_EMBEDDER, 0)
             else:
                 store.bind_embedder(embedder.fingerprint, embedder.dimension)
-            return cls(folder, store, embedder, chunks or ChunkConfig(), relevance or Relevance())
+            return cls(folder, store, embedder, chunks or ChunkConfig(), relevance or (embedder.relevance if embedder else Relevance()))
         except BaseException:
             store.close()
             raise
@@ -125,9 +126,9 @@ class KnowledgeBase:
         """At most `limit` chunks for a query, best first. Needs no language model."""
         return self._retriever.search(query, limit, scope)
 
-    def is_answerable(self, hits: Sequence[Hit]) -> bool:
-        """Whether any of the hits of a question may hold its answer."""
-        return any(is_answerable(hit.cosine, hit.coverage, self._relevance) for hit in hits)
+    def relevant(self, question: str, hits: Sequence[Hit]) -> list[Hit]:
+        """Those hits of a question that may hold its answer; none means that the documents do not have it."""
+        return [hit for hit in hits if is_answerable(question, hit.chunk.text, hit.cosine, hit.coverage, self._relevance)]
 
     def ask(
         self,
@@ -159,7 +160,7 @@ class KnowledgeBase:
             raise ConfigError("the answering model has no tokenizer: convert it again with its tokenizer file")
         started_s = time.perf_counter()
         hits = tuple(self.search(question, limit, scope))
-        answerable = self.is_answerable(hits)
+        answerable = bool(self.relevant(question, hits))
         search_s = time.perf_counter() - started_s
         yield RetrievedEvent(hits, answerable)
         if not answerable:

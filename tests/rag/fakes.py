@@ -4,13 +4,16 @@ import hashlib
 from dataclasses import dataclass, field
 
 import numpy as np
+from colibri_rag.relevance import Relevance
 from colibri_rag.text_index import index_tokens
 
 
 class HashingEmbedder:
     """Bag of hashed tokens: texts that share words are near, nothing else is."""
 
-    def __init__(self, dimension=64, name="hashing", max_tok=512):
+    relevance = Relevance(cosine=0.35, wide_cosine=0.35, cross_cosine=0.35, slack=0.15, sure_coverage=0.5)
+
+    def __init__(self, dimension=256, name="hashing", max_tok=512):
         self.dimension, self.fingerprint, self.max_tok = dimension, f"{name}-{dimension}", max_tok
         self.n_embedded = 0
 

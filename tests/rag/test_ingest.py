@@ -310,4 +310,4 @@ def test_without_an_embedder_search_is_lexical(tmp_path, notes):
     with KnowledgeBase.open(tmp_path / "kb", None) as kb:
         kb.ingest([notes])
         hit = kb.search("散步")[0]
-        assert "黑猫" in hit.chunk.text and hit.cosine is None and kb.is_answerable([hit])
+        assert "黑猫" in hit.chunk.text and hit.cosine is None and kb.relevant("黑猫散步", [hit]) == [hit]
