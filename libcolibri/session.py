@@ -5,6 +5,7 @@ Out: `Step`s, logits; a file that resumes the timeline later
 """
 
 import os
+import re
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from .sampler import SamplingParams
 
 SESSION_FORMAT = "colibri-session-1"
+_MARK = re.compile("\ue000(\\d+)\ue001")  # stands for a content while the template is rendered; private-use characters
 LOGITS_CHUNK_TOK = 32  # logits of a large vocabulary are 0.6 MB a position
 
 
@@ -40,6 +42,11 @@ class Session:
         self.tokens: list[int] = []
         self._turn = 0
         self._in_use = threading.Lock()
+
+    @property
+    def engine(self) -> "Engine":
+        """The engine whose model this timeline is of."""
+        return self._engine
 
     # --- generating
 
@@ -88,7 +95,12 @@ class Session:
         tokenizer, template = self._tokenizer("messages as a prompt"), self._engine.chat_template
         if template is None:
             raise TemplateError("this model has no chat template: give the prompt as text, or convert a model that has one")
-        return tokenizer.with_bos(tokenizer.encode(template.render(messages, add_generation_prompt=True), special=True))
+        marked, contents = _set_apart(messages, tokenizer)
+        rendered = template.render(marked, add_generation_prompt=True)
+        token_ids: list[int] = []
+        for i, piece in enumerate(_MARK.split(rendered)):  # template text, number of a content, template text, ...
+            token_ids += tokenizer.encode(contents[int(piece)]) if i % 2 else tokenizer.encode(piece, special=True)
+        return tokenizer.with_bos(token_ids)
 
     def _tokenizer(self, use: str) -> Any:
         if self._engine.tokenizer is None:
@@ -242,3 +254,21 @@ def _read_session(path: Path, fingerprint: str) -> tuple[list[int], int, dict[st
     if tokens is None or tokens.dtype != np.int64 or tokens.ndim != 1 or not n_tok.isdecimal() or int(n_tok) > len(tokens):
         raise FormatError(f"{path}: its tokens and KV cache do not agree: it is damaged, start a new session")
     return tokens.tolist(), int(n_tok), arrays
+
+
+def _set_apart(messages: Sequence[Mapping[str, Any]], tokenizer: Any) -> tuple[list[Mapping[str, Any]], list[str]]:
+    """Messages whose contents cannot forge control tokens, and the contents that were replaced by marks.
+
+    What a user or a document wrote may spell a control token such as <|im_end|>. Such a content is replaced by a mark that is
+    encoded afterwards as plain text; all others stay as they are, since a template may look at them and since tokens may
+    span the border between a content and the template's text.
+    """
+    contents: list[str] = []
+    result: list[Mapping[str, Any]] = []
+    for message in messages:
+        content = message.get("content")
+        if isinstance(content, str) and (_MARK.search(content) or tokenizer.encode(content, special=True) != tokenizer.encode(content)):
+            contents.append(content)
+            message = {**message, "content": f"\ue000{len(contents) - 1}\ue001"}
+        result.append(message)
+    return result, contents
