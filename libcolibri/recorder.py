@@ -139,7 +139,8 @@ class Recorder:
             base = [bias, 0]
         if onto is not None:
             base = [onto.data, onto.stride]
-        slots = [matrix.tiles, groups, blocks * tile_bytes, blocks, *self._input_slots(matrix.type, x), self.n_tok, out.data, out.stride, *base]
+        given = self._input_slots(matrix.type, x)
+        slots = [matrix.tiles, groups, blocks * tile_bytes, blocks, *given, self.n_tok, out.data, out.stride, *base]
         kernel = self.kernels.get(make_product, IDS[matrix.type], self.kernels.width, self.kernels.lanes)
         self.program.record(f"{name} {matrix.type}", kernel, slots, barrier=barrier)
 

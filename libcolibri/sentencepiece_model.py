@@ -66,7 +66,7 @@ def unigram_model_from_json(tokenizer: Mapping[str, Any], charsmap: bytes) -> by
     metaspace = next((step for step in splits if step["type"] == "Metaspace"), {})
     prefix = metaspace.get("prepend_scheme", "always" if metaspace.get("add_prefix_space", True) else "never") != "never"
     rules = list(steps(tokenizer.get("normalizer"), "normalizers"))
-    _refuse_others("normalizer", rules, ("Precompiled", "Strip", "Replace"))
+    _refuse_others("normalizer", rules, ("Precompiled", "NFC", "Strip", "Replace"))
     replaced = [rule.get("pattern") for rule in rules if rule["type"] == "Replace"]
     if any(pattern not in ({"Regex": " {2,}"}, {"Regex": r"\s{2,}"}) for pattern in replaced):
         raise TokenizerError(f"has a Unigram model whose normalizer replaces {replaced}, supported is ' {{2,}}' only")

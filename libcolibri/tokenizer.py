@@ -9,6 +9,7 @@ import json
 import re
 import sys
 import threading
+import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -332,13 +333,19 @@ def _unigram_encoder(tokenizer: Mapping[str, Any]) -> "_SentencePieceEncoder":
     except ValueError as error:
         raise TokenizerError(f"has a character map that is not base64 ({error})") from error
     control = {token["content"]: token["id"] for token in tokenizer.get("added_tokens") or () if token.get("special")}
-    return _SentencePieceEncoder(unigram_model_from_json(tokenizer, charsmap), control)
+    composed = any(step.get("type") == "NFC" for step in steps(tokenizer.get("normalizer"), "normalizers"))
+    return _SentencePieceEncoder(unigram_model_from_json(tokenizer, charsmap), control, composed)
 
 
 class _SentencePieceEncoder:
-    """Encoding by sentencepiece, with control tokens found by their spelling when the caller asks for them."""
+    """Encoding by sentencepiece, with control tokens found by their spelling when the caller asks for them.
 
-    def __init__(self, data: bytes, control: Mapping[str, int] | None = None):
+    composed   letters and the accents after them are joined (NFC) before the model's own character map, which knows single
+               characters only. The map's results hold no accents apart, so it is all the same which comes first.
+    """
+
+    def __init__(self, data: bytes, control: Mapping[str, int] | None = None, composed: bool = False):
+        self._composed = composed
         self._processor = sentencepiece.SentencePieceProcessor()
         try:
             self._processor.LoadFromSerializedProto(data)
@@ -362,6 +369,8 @@ class _SentencePieceEncoder:
 
     def _plain(self, text: str) -> list[int]:
         text.encode()  # sentencepiece would read lone surrogates as garbage; this raises instead
+        if self._composed:
+            text = unicodedata.normalize("NFC", text)
         return self._processor.EncodeAsIds(text) if text else []
 
     def pieces(self) -> PieceTable:

@@ -9,8 +9,28 @@ import numpy as np
 from numba.extending import overload
 
 from ..simd.registers import (
-    add, broadcast_f32, count_of, fma, fnma, keep_from, keep_lanes, load_f16_like, load_f32, load_f32_like, load_f32s, maximum, mul,
-    reduce_add, reduce_max, select_greater, splat, store_f16, store_f32, store_f32s, sub, target, zero_f32,
+    add,
+    broadcast_f32,
+    count_of,
+    fma,
+    fnma,
+    keep_from,
+    keep_lanes,
+    load_f16_like,
+    load_f32,
+    load_f32_like,
+    maximum,
+    mul,
+    reduce_add,
+    reduce_max,
+    select_greater,
+    splat,
+    store_f16,
+    store_f32,
+    store_f32s,
+    sub,
+    target,
+    zero_f32,
 )
 from ..simd.scalars import fma_scalar, get_f32, get_i64, put_f16, put_f32
 from .jit import inline, kernel
@@ -99,7 +119,8 @@ def make_rope_append(isa, kv_format):
 
     @kernel
     def rope_append(operands, rank, threads):
-        tokens, start, q, q_stride = get_i64(get_i64(operands)), get_i64(get_i64(operands + 8)), get_i64(operands + 16), get_i64(operands + 24)
+        tokens, start = get_i64(get_i64(operands)), get_i64(get_i64(operands + 8))
+        q, q_stride = get_i64(operands + 16), get_i64(operands + 24)
         heads, k, v, kv_stride = get_i64(operands + 32), get_i64(operands + 40), get_i64(operands + 48), get_i64(operands + 56)
         kv_heads, head_dim, table = get_i64(operands + 64), get_i64(operands + 72), get_i64(operands + 80)
         q_norm, k_norm, epsilon = get_i64(operands + 88), get_i64(operands + 96), get_f32(get_i64(operands + 104))
@@ -188,13 +209,15 @@ def make_attention(isa, kv_format, group):
 
     operands: address of the number of tokens, address of the first position, q, q stride, heads, KV heads, head_dim, address of the layer's
     cache descriptor (K, V, bytes per KV head of K, of V), address of the scale, window (0: none), out, out stride, scratch, scratch bytes
-    per rank (at least group * (4 * positions rounded up to 16) + 64), bytes between two heads' scores in it. Ranks share (head group, token) units.
+    per rank (at least group * (4 * positions rounded up to 16) + 64), bytes between two heads' scores in it. Ranks share (head group,
+    token) units.
     out[t] = softmax(q . K * scale) @ V over positions max(0, p - window + 1) .. p of token position p.
     """
 
     @kernel
     def attention(operands, rank, threads):
-        tokens, start, q, q_stride = get_i64(get_i64(operands)), get_i64(get_i64(operands + 8)), get_i64(operands + 16), get_i64(operands + 24)
+        tokens, start = get_i64(get_i64(operands)), get_i64(get_i64(operands + 8))
+        q, q_stride = get_i64(operands + 16), get_i64(operands + 24)
         heads, kv_heads, head_dim = get_i64(operands + 32), get_i64(operands + 40), get_i64(operands + 48)
         k_cache, v_cache, k_head, v_head = _cache_of(get_i64(operands + 56))
         scale, window = get_f32(get_i64(operands + 64)), get_i64(operands + 72)
@@ -212,7 +235,8 @@ def make_attention(isa, kv_format, group):
             kv = head * kv_heads // heads
             at = t * q_stride + head * head_dim * 4
             keys, values = k_cache + kv * k_head, v_cache + kv * v_head
-            _attend(like, q + at, head_dim, keys, values, first, count, scale, out + t * out_stride + head * head_dim * 4, scores, row_bytes, size)
+            place = out + t * out_stride + head * head_dim * 4
+            _attend(like, q + at, head_dim, keys, values, first, count, scale, place, scores, row_bytes, size)
         return 0
 
     return attention

@@ -19,15 +19,35 @@ from numba.extending import overload
 
 from ..simd.dot import dot2, dot4, dot4_signed, pair_up, signed_correction, widen, widen_scaled, zero_products
 from ..simd.registers import (
-    add, broadcast_f32, broadcast_i32, count_of, fma, high_nibbles, load_bf16_like, load_codes_like, load_f16_like, load_f32_like,
-    load_i8_like, load_u8_like, low_nibbles, mul, negate, splat_i32_like, sub, to_f32, with_high_bit, with_high_bits,
+    add,
+    broadcast_f32,
+    broadcast_i32,
+    count_of,
+    fma,
+    high_nibbles,
+    load_bf16_like,
+    load_codes_like,
+    load_f16_like,
+    load_f32_like,
+    load_i8_like,
+    load_u8_like,
+    low_nibbles,
+    mul,
+    negate,
+    splat_i32_like,
+    sub,
+    to_f32,
+    upper_half_bytes,
+    with_high_bit,
+    with_high_bits,
+    zero_i32,
 )
 from .activations import BLOCK, HALVES, SCALE, SHIFT, SUM
 
 F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q4_K, Q6_K = range(9)
 IDS = {"f32": F32, "f16": F16, "bf16": BF16, "q8_0": Q8_0, "q4_0": Q4_0, "q4_1": Q4_1, "q5_0": Q5_0, "q4_k": Q4_K, "q6_k": Q6_K}
 FLOATS = ("f32", "f16", "bf16")
-THIRTY_TWO, SIXTEEN, EIGHT = np.int32(32), np.int32(16), np.int32(8)
+THIRTY_TWO, MINUS_SIXTEEN, EIGHT = np.int32(32), np.int32(-16), np.int32(8)
 
 
 def dot(target, tile, row, blocks, x, x_stride, total):
@@ -63,7 +83,8 @@ def _q8_0(target, tile, row, blocks, x, x_stride, total):
     for _ in range(blocks):
         products = signed_correction(target, broadcast_i32(x + SUM * T, 4, target))
         for k in range(8):
-            products = dot4_signed(target, products, load_codes_like(target, tile + k * 64 + row * 4), broadcast_i32(x + k * 4 * T, 4, target))
+            w = load_codes_like(target, tile + k * 64 + row * 4)
+            products = dot4_signed(target, products, w, broadcast_i32(x + k * 4 * T, 4, target))
         total = fma(mul(to_f32(products), broadcast_f32(x + SCALE * T, 4, target)), load_f16_like(target, tile + 512 + row * 2), total)
         tile += 544
         x += BLOCK * T
@@ -104,22 +125,19 @@ def _q5_0(target, tile, row, blocks, x, x_stride, total):
     T = count_of(target)
     for _ in range(blocks):
         bits = load_codes_like(target, tile + 256 + row * 4)
-        w = load_codes_like(target, tile + row * 4)
-        acc = dot4(zero_products(target), with_high_bit(low_nibbles(w), bits, 0), broadcast_i32(x, 4, target))
-        acc = dot4(acc, with_high_bit(high_nibbles(w), bits, 1), broadcast_i32(x + 4 * T, 4, target))
-        w = load_codes_like(target, tile + 64 + row * 4)
-        acc = dot4(acc, with_high_bit(low_nibbles(w), bits, 2), broadcast_i32(x + 8 * T, 4, target))
-        acc = dot4(acc, with_high_bit(high_nibbles(w), bits, 3), broadcast_i32(x + 12 * T, 4, target))
-        products = widen(acc)  # 5-bit codes: four dot4 an accumulator
-        w = load_codes_like(target, tile + 128 + row * 4)
-        acc = dot4(zero_products(target), with_high_bit(low_nibbles(w), bits, 4), broadcast_i32(x + 16 * T, 4, target))
-        acc = dot4(acc, with_high_bit(high_nibbles(w), bits, 5), broadcast_i32(x + 20 * T, 4, target))
-        w = load_codes_like(target, tile + 192 + row * 4)
-        acc = dot4(acc, with_high_bit(low_nibbles(w), bits, 6), broadcast_i32(x + 24 * T, 4, target))
-        acc = dot4(acc, with_high_bit(high_nibbles(w), bits, 7), broadcast_i32(x + 28 * T, 4, target))
-        products = add(products, widen(acc))
-        products = sub(products, mul(broadcast_i32(x + SUM * T, 4, target), splat_i32_like(target, SIXTEEN)))
-        total = fma(mul(to_f32(products), broadcast_f32(x + SCALE * T, 4, target)), load_f16_like(target, tile + 320 + row * 2), total)
+        products = mul(broadcast_i32(x + SUM * T, 4, target), splat_i32_like(target, MINUS_SIXTEEN))
+        for half in range(2):  # 5-bit codes: four dot4 an accumulator
+            w, at = tile + half * 128 + row * 4, x + half * 16 * T
+            high = bits if half == 0 else upper_half_bytes(bits)
+            nibbles = load_codes_like(target, w)
+            acc = dot4(zero_products(target), with_high_bit(low_nibbles(nibbles), high, 0), broadcast_i32(at, 4, target))
+            acc = dot4(acc, with_high_bit(high_nibbles(nibbles), high, 1), broadcast_i32(at + 4 * T, 4, target))
+            nibbles = load_codes_like(target, w + 64)
+            acc = dot4(acc, with_high_bit(low_nibbles(nibbles), high, 2), broadcast_i32(at + 8 * T, 4, target))
+            acc = dot4(acc, with_high_bit(high_nibbles(nibbles), high, 3), broadcast_i32(at + 12 * T, 4, target))
+            products = add(products, widen(acc))
+        scaled = mul(to_f32(products), broadcast_f32(x + SCALE * T, 4, target))
+        total = fma(scaled, load_f16_like(target, tile + 320 + row * 2), total)
         tile += 352
         x += BLOCK * T
     return total
@@ -149,24 +167,21 @@ def _q6_k(target, tile, row, blocks, x, x_stride, total):
     for _ in range(blocks):
         d = load_f16_like(target, tile + 3328 + row * 2)
         for s in range(8):
-            w, scales = tile + s * 384, tile + 3072 + s * 32
-            first, second, high = load_codes_like(target, w + row * 4), load_codes_like(target, w + 64 + row * 4), load_codes_like(target, w + 128 + row * 4)
-            scale = load_i8_like(target, scales + row)
-            acc = dot4(zero_products(target), with_high_bits(low_nibbles(first), high, 0), broadcast_i32(x, 4, target))
-            acc = dot4(acc, with_high_bits(high_nibbles(first), high, 1), broadcast_i32(x + 4 * T, 4, target))
-            products = widen_scaled(acc, scale)  # 6-bit codes: two dot4 an accumulator
-            acc = dot4(zero_products(target), with_high_bits(low_nibbles(second), high, 2), broadcast_i32(x + 8 * T, 4, target))
-            acc = dot4(acc, with_high_bits(high_nibbles(second), high, 3), broadcast_i32(x + 12 * T, 4, target))
-            products = add(products, widen_scaled(acc, scale))
-            first, second, high = load_codes_like(target, w + 192 + row * 4), load_codes_like(target, w + 256 + row * 4), load_codes_like(target, w + 320 + row * 4)
-            scale = load_i8_like(target, scales + 16 + row)
-            acc = dot4(zero_products(target), with_high_bits(low_nibbles(first), high, 0), broadcast_i32(x + 16 * T, 4, target))
-            acc = dot4(acc, with_high_bits(high_nibbles(first), high, 1), broadcast_i32(x + 20 * T, 4, target))
-            products = add(products, widen_scaled(acc, scale))
-            acc = dot4(zero_products(target), with_high_bits(low_nibbles(second), high, 2), broadcast_i32(x + 24 * T, 4, target))
-            acc = dot4(acc, with_high_bits(high_nibbles(second), high, 3), broadcast_i32(x + 28 * T, 4, target))
-            products = add(products, widen_scaled(acc, scale))
-            halves = dot2(target, pair_up(load_i8_like(target, scales + row), scale), broadcast_i32(x + HALVES * T, 4, target))
+            products = zero_i32(target)
+            for half in range(2):  # 16 columns each, with a scale of its own
+                w, at = tile + s * 384 + half * 192 + row * 4, x + half * 16 * T
+                scale = load_i8_like(target, tile + 3072 + s * 32 + half * 16 + row)
+                high = load_codes_like(target, w + 128)
+                for pair in range(2):  # 6-bit codes: two dot4 an accumulator
+                    nibbles = load_codes_like(target, w + pair * 64)
+                    bits = high if pair == 0 else upper_half_bytes(high)
+                    acc = dot4(zero_products(target), with_high_bits(low_nibbles(nibbles), bits, 0), broadcast_i32(at, 4, target))
+                    acc = dot4(acc, with_high_bits(high_nibbles(nibbles), bits, 1), broadcast_i32(at + 4 * T, 4, target))
+                    products = add(products, widen_scaled(acc, scale))
+                    at += 8 * T
+            scales = tile + 3072 + s * 32
+            pairs = pair_up(load_i8_like(target, scales + row), load_i8_like(target, scales + 16 + row))
+            halves = dot2(target, pairs, broadcast_i32(x + HALVES * T, 4, target))
             products = sub(products, mul(halves, splat_i32_like(target, THIRTY_TWO)))
             total = fma(mul(to_f32(products), broadcast_f32(x + SCALE * T, 4, target)), d, total)
             x += BLOCK * T

@@ -1,7 +1,7 @@
 """Mixture of experts: routing, waves of resident experts, their products, and the weighted sum.
 
 Tokens are grouped by expert so that each expert's weights are read once: assignment a = t * K + k (token t's k-th choice) gets row
-`slot[a]` of buffers that are sorted by expert. An expert's rows form one panel run of activations.py. A layer is computed in waves: `gather`
+`slot[a]` of buffers that are sorted by expert. An expert's rows form one panel run of activations.py. A layer is computed in waves: `wave`
 lists the experts that are resident and not done; a miss ends the replay as an expert fault, Python reads the missing
 experts, and the wave is entered again. Every assignment has an output row of its own, and the sum over a token's choices
 is taken at the end in the order of its choices: the number of waves, hence the cache size, cannot change a bit.
@@ -17,7 +17,21 @@ Routing state of a layer, int64 arrays (A = T * K assignments, E experts):
 import numpy as np
 
 from ..simd.registers import (
-    add, div, fma, keep_lanes, load_f32, maximum, mul, negate, reduce_add, reduce_max, splat, store_f32, sub, target, zero_f32,
+    add,
+    div,
+    fma,
+    keep_lanes,
+    load_f32,
+    maximum,
+    mul,
+    negate,
+    reduce_add,
+    reduce_max,
+    splat,
+    store_f32,
+    sub,
+    target,
+    zero_f32,
 )
 from ..simd.scalars import get_f32, get_i32, get_i64, put_f32, put_i32, put_i64
 from .activations import BLOCK, quantize_row
@@ -49,8 +63,8 @@ def _softmax(x, n):
 def make_route(isa):
     """Kernel: softmax over all experts, the K most probable (ties: the lower index), optionally divided by their sum.
 
-    operands: address of the number of tokens, router logits (T rows; overwritten), their stride, E, K, 1 to renormalise, ids out (T, K), weights
-    out (T, K) float32. Ranks share tokens. As Mixtral, Qwen2-MoE, Qwen3-MoE and OLMoE route.
+    operands: address of the number of tokens, router logits (T rows; overwritten), their stride, E, K, 1 to renormalise, ids out (T, K),
+    weights out (T, K) float32. Ranks share tokens. As Mixtral, Qwen2-MoE, Qwen3-MoE and OLMoE route.
     """
 
     @kernel
@@ -233,8 +247,8 @@ def make_expert_gate_up(isa, format, width, lanes):
 def make_expert_product(isa, format, width, lanes):
     """Kernel: out[row] = W @ x[row] for the rows of this wave's experts; ranks share row groups.
 
-    operands: ready, count, first, table, offset of W in an expert, row groups, bytes of a row group, tiles of a row group, x, bytes of x per
-    row, out, out stride.
+    operands: ready, count, first, table, offset of W in an expert, row groups, bytes of a row group, tiles of a row group, x, bytes of x
+    per row, out, out stride.
     """
 
     @kernel
@@ -334,8 +348,8 @@ def make_wave_end(isa):
 def make_combine(isa):
     """Kernel: x[t] += sum over k of weight[t, k] * out[slot[t, k]] (+ sigmoid(gate[t]) * shared[t]); ranks share tokens.
 
-    operands: address of the number of tokens, K, weights, slot, expert outputs, their stride, x, x stride, columns padded to 16, shared expert's
-    outputs or 0, their stride, shared gate's logits (first of 16 per token) or 0, their stride.
+    operands: address of the number of tokens, K, weights, slot, expert outputs, their stride, x, x stride, columns padded to 16, shared
+    expert's outputs or 0, their stride, shared gate's logits (first of 16 per token) or 0, their stride.
     """
 
     @kernel

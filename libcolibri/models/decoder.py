@@ -47,7 +47,8 @@ class Buffers:
     @staticmethod
     def bytes_for(config: ModelConfig, max_tok: int) -> int:
         """Bytes of the buffers, before they are made; panels take as much again as 3/8 of the rows."""
-        cols = padded(config.hidden_size) + 2 * padded(config.q_size) + 2 * padded(config.kv_size) + 2 * padded(max(1, config.intermediate_size))
+        attention = 2 * padded(config.q_size) + 2 * padded(config.kv_size)
+        cols = padded(config.hidden_size) + attention + 2 * padded(max(1, config.intermediate_size))
         moe = MoeState.bytes_for(config, max_tok) if config.is_moe else 0
         panels = 3 * (config.hidden_size + config.q_size + config.intermediate_size) // 2 + padded(config.hidden_size) * 4
         return max_tok * (cols * 4 + panels) + moe
@@ -201,8 +202,8 @@ class Decoder:
         descriptor = self._descriptors[index].ctypes.data
         r.rope_append(self._start, b.q, b.k, b.v, config.head_dim, self._rope, per_head, config.rms_norm_eps, descriptor, self.kv_dtype)
         r.attention(
-            self._start, b.q, config.num_key_value_heads, config.head_dim, descriptor, self.kv_dtype, config.window_of(index) or 0, b.attended,
-            self._scores, self._scores_bytes, _scores_row_bytes(self.context_length),
+            self._start, b.q, config.num_key_value_heads, config.head_dim, descriptor, self.kv_dtype, config.window_of(index) or 0,
+            b.attended, self._scores, self._scores_bytes, _scores_row_bytes(self.context_length),
         )  # fmt: skip
         attended = r.activation("quantize", b.attended, wants([w.o_proj]))
         if w.o_bias is not None:

@@ -70,7 +70,8 @@ def record_moe(
     """
     parts = weights.experts.gate_proj, weights.experts.up_proj
     quantised = {part.type not in FLOATS for part in parts}
-    wanted = wants([weights.router, weights.shared_gate, weights.shared and weights.shared.gate_proj, weights.shared and weights.shared.up_proj])
+    shared_inputs = [weights.shared.gate_proj, weights.shared.up_proj] if weights.shared else []
+    wanted = wants([weights.router, weights.shared_gate, *shared_inputs])
     normed = r.activation("norm", x, wanted | {"rows"}, norm, config.rms_norm_eps)
     r.product("router", weights.router, normed, state.logits)
     _record_routing(r, config, layer, state)
@@ -92,8 +93,8 @@ def record_moe(
     _record_down(r, weights.experts.down_proj, state, resident.table(layer))
     end = r.program.record("wave end", r.kernels.get(moe.make_wave_end), [state.ready, state.done, state.missing])
     slots = [
-        r.n_tok, config.num_experts_per_tok, state.weights[layer], state.slot, state.outputs.data, state.outputs.stride, x.data, x.stride, x.padded,
-        *shared,
+        r.n_tok, config.num_experts_per_tok, state.weights[layer], state.slot, state.outputs.data, state.outputs.stride, x.data,
+        x.stride, x.padded, *shared,
     ]  # fmt: skip
     r.program.record("combine", r.kernels.get(moe.make_combine), slots)
     return wave, end
@@ -172,8 +173,8 @@ def _record_down(r: Recorder, part: PartLayout, state: MoeState, table: np.ndarr
     if part.type not in FLOATS:
         x_bytes = part.cols // COLS * BLOCK
         slots = [
-            state.ready, state.count, state.first, state.hidden.data, state.hidden.stride, part.cols, state.hidden_panels, x_bytes, r.scratch,
-            r.scratch_bytes,
+            state.ready, state.count, state.first, state.hidden.data, state.hidden.stride, part.cols, state.hidden_panels, x_bytes,
+            r.scratch, r.scratch_bytes,
         ]  # fmt: skip
         r.program.record("experts quantize", r.kernels.get(moe.make_expert_quantize, r.kernels.width), slots)
         x = state.hidden_panels

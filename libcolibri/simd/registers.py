@@ -198,6 +198,7 @@ def _greater_select(b, x, y):
 
 
 low_nibbles = unary(lambda b, v: _and_bytes(b, v, 15))
+upper_half_bytes = unary(lambda b, v: _shift_bytes(b, v, -4))  # bits 4..7 come down; what crossed over stays in bits 4..7
 high_nibbles = unary(lambda b, v: _and_bytes(b, _shift_bytes(b, v, -4), 15))
 add = binary(lambda b, x, y: b.fadd(x, y) if _is_float(x) else b.add(x, y))
 sub = binary(lambda b, x, y: b.fsub(x, y) if _is_float(x) else b.sub(x, y))

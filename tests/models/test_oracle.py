@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-
 from colibri_converter import convert
+
 from libcolibri.expert_cache import ExpertCache
 from libcolibri.expert_store import ExpertStore
 from libcolibri.format import read_manifest
