@@ -468,3 +468,23 @@ def select_greater(typingctx, x, y, a, c):
         return each(b, sig, args, lambda b, t, x, y, a, c: b.select(b.fcmp_ordered(">", x, y), a, c))
 
     return max((x, y, a, c), key=lambda k: k.count)(x, y, a, c), codegen
+
+
+@intrinsic
+def prefetch(typingctx, like, place):
+    """Ask for the cache line at `place`, which may be past the end of memory; for targets of one token only.
+
+    One token reads weights once, at memory speed, and a core that computes on every line runs into the limit of what the
+    hardware prefetcher asks for by itself. A panel of tokens reads them from the caches.
+    """
+    alone = like.count == 1
+
+    def codegen(ctx, b, sig, args):
+        if alone:
+            pointer = b.inttoptr(args[1], ir.IntType(8).as_pointer())
+            numbers = [ir.Constant(ir.IntType(32), n) for n in (0, 3, 1)]  # read, keep in all caches, data
+            name, kinds = "llvm.prefetch.p0", [pointer.type, *(n.type for n in numbers)]
+            b.call(cgutils.get_or_insert_function(b.module, ir.FunctionType(ir.VoidType(), kinds), name), [pointer, *numbers])
+        return ctx.get_dummy_value()
+
+    return types.void(like, address), codegen

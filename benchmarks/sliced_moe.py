@@ -1,0 +1,107 @@
+"""A mixture of experts that speaks: a dense model's feed-forward layers cut into slices, all routed with equal weight.
+
+    python benchmarks/sliced_moe.py DENSE.gguf WORK_FOLDER [--slices 8] [--tokens 64]
+
+In:  a Llama-architecture GGUF file whose ffn tensors are Q4_1 or Q8_0 (SmolLM2-135M-Instruct)
+Out: WORK_FOLDER/sliced.gguf, both model directories, and a line per prompt: whether greedy tokens are the dense model's while the
+     expert cache holds a quarter of the experts, and then only one layer's
+
+The sum of all slices is the dense layer. A router of zeros gives every slice the weight 1/slices; the slices' down projections are
+scaled by `slices`, a power of two, which float16 block scales take exactly. Only the order of the final sum differs.
+"""
+
+import argparse
+from pathlib import Path
+
+import gguf
+import numpy as np
+
+PROMPTS = (
+    "What is the capital of France?",
+    "Explain in two sentences why the sky is blue.",
+    "Write a short poem about a hummingbird.",
+    "List three uses of a paper clip.",
+)
+SCALE_BYTES = {gguf.GGMLQuantizationType.Q4_1: 4, gguf.GGMLQuantizationType.Q8_0: 2}  # float16 scales at the start of a block
+
+
+def slice_down(tensor, slices: int) -> np.ndarray:
+    """ffn_down (D, F) blocks -> (slices, D, F / slices) blocks, scaled by `slices`."""
+    block_bytes = gguf.GGML_QUANT_SIZES[tensor.tensor_type][1]
+    blocks = tensor.data.reshape(tensor.data.shape[0], slices, -1, block_bytes).copy()
+    scales = SCALE_BYTES[tensor.tensor_type]
+    halves = np.ascontiguousarray(blocks[..., :scales]).view(np.float16) * np.float16(slices)
+    blocks[..., :scales] = halves.view(np.uint8)
+    return np.ascontiguousarray(blocks.transpose(1, 0, 2, 3)).reshape(slices, tensor.data.shape[0], -1)
+
+
+def write_sliced(source: str, target: Path, slices: int) -> None:
+    """The dense file again, each ffn as `slices` experts."""
+    reader = gguf.GGUFReader(source)
+    writer = gguf.GGUFWriter(target, "llama")
+    for name, field in reader.fields.items():
+        if name.startswith("GGUF.") or name == "general.architecture":
+            continue
+        kind, value = field.types[0], field.contents()
+        if name.endswith(".feed_forward_length"):
+            value //= slices
+        writer.add_key_value(name, value, kind, field.types[-1] if kind == gguf.GGUFValueType.ARRAY else None)
+    writer.add_expert_count(slices)
+    writer.add_expert_used_count(slices)
+    for tensor in reader.tensors:
+        layer, _, part = tensor.name.rpartition(".ffn_")
+        if part in ("gate.weight", "up.weight", "down.weight"):
+            rows = tensor.data.shape[0]
+            data = slice_down(tensor, slices) if part == "down.weight" else tensor.data.reshape(slices, rows // slices, -1)
+            writer.add_tensor(f"{layer}.ffn_{part.replace('.', '_exps.')}", data, raw_dtype=tensor.tensor_type)
+        else:
+            writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
+            if part == "norm.weight":
+                writer.add_tensor(f"{layer}.ffn_gate_inp.weight", np.zeros((slices, tensor.data.shape[0]), np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def answers(model: Path, tokens: int, **options) -> tuple[list[list[int]], list[str], object]:
+    """Greedy token ids and texts for every prompt, and the expert counters."""
+    from libcolibri import Engine
+
+    ids, texts = [], []
+    with Engine.open(model, context_length=512, **options) as engine:
+        for prompt in PROMPTS:
+            steps = list(engine.new_session().generate([{"role": "user", "content": prompt}], max_tokens=tokens))
+            ids.append([step.token_id for step in steps if step.token_id is not None])
+            texts.append("".join(step.text for step in steps))
+        return ids, texts, engine.expert_stats
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("gguf")
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--slices", type=int, default=8)
+    parser.add_argument("--tokens", type=int, default=64)
+    args = parser.parse_args()
+    from colibri_converter import convert
+
+    args.folder.mkdir(parents=True, exist_ok=True)
+    sliced = args.folder / "sliced.gguf"
+    if not sliced.exists():
+        write_sliced(args.gguf, sliced, args.slices)
+    for source, name in ((args.gguf, "dense"), (sliced, "moe")):
+        if not (args.folder / name).exists():
+            convert(Path(source), args.folder / name)
+    dense, texts, _ = answers(args.folder / "dense", args.tokens)
+    for share, experts in (("a quarter of the experts", args.slices // 4), ("all experts", args.slices)):
+        moe, _, stats = answers(args.folder / "moe", args.tokens, expert_cache=experts)
+        print(f"expert cache: {share} ({experts} of {args.slices} a layer): {stats}")
+        for prompt, a, b in zip(PROMPTS, dense, moe, strict=True):
+            print(f"  {'same' if a == b else 'DIFFERENT'} {len(a)} greedy tokens: {prompt}")
+    for prompt, text in zip(PROMPTS, texts, strict=True):
+        print(f"- {prompt}\n  {' '.join(text.split())}")
+
+
+if __name__ == "__main__":
+    main()
