@@ -6,6 +6,7 @@ than 0 stops the replay after that operation; the caller serves the reason and r
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -22,8 +23,8 @@ class Program:
     def __len__(self) -> int:
         return len(self._entries)
 
-    def record(self, name: str, kernel, slots: Sequence[int | np.ndarray], *, barrier: bool = True) -> int:
-        """Append an operation; arrays among the slots stand for their addresses and are kept alive. Returns its index."""
+    def record(self, name: str, kernel, slots: Sequence[Any], *, barrier: bool = True) -> int:
+        """Append an operation; slots are integers, or arrays, which stand for their addresses and are kept alive. Returns its index."""
         operands = np.array([s.ctypes.data if isinstance(s, np.ndarray) else int(s) for s in slots], np.int64)
         self._kept += [kernel, operands, *[s for s in slots if isinstance(s, np.ndarray)]]
         self._entries.append([kernel.address, operands.ctypes.data, int(barrier), 0])

@@ -29,10 +29,8 @@ def padded(cols: int) -> int:
     return align_up(cols, LANES)
 
 
-def padded_vector(values: np.ndarray | None) -> np.ndarray | None:
+def padded_vector(values: np.ndarray) -> np.ndarray:
     """A float32 vector with zeros up to a whole number of vectors."""
-    if values is None:
-        return None
     out = np.zeros(padded(len(values)), np.float32)
     out[: len(values)] = values
     return out
@@ -95,7 +93,7 @@ class Recorder:
         return np.array([value], np.float32)
 
     def activation(self, name: str, x: Rows, wanted: frozenset[str], weight: np.ndarray | None = None, epsilon: float = 0.0) -> Activation:
-        """RMS norm (with a weight) and rounding of x, in the wanted forms: "rows", "panels"."""
+        """RMS norm (with a weight, padded) and rounding of x, in the wanted forms: "rows", "panels"."""
         rows, rows_stride, rows_private = self._row_target(x, wanted, weight)
         panels, panel_bytes, panels_private = None, x.cols // COLS * BLOCK, 0
         if "panels" in wanted:
@@ -132,11 +130,11 @@ class Recorder:
         self, name: str, matrix: Matrix, x: Activation, out: Rows, *, bias: np.ndarray | None = None, onto: Rows | None = None,
         barrier: bool = True,
     ) -> None:  # fmt: skip
-        """out = matrix @ x, plus a bias (padded vector) or a residual."""
+        """out = matrix @ x, plus a bias or a residual."""
         groups, blocks, tile_bytes = matrix.tiles.shape
         base: list = [0, 0]
         if bias is not None:
-            base = [bias, 0]
+            base = [padded_vector(bias), 0]
         if onto is not None:
             base = [onto.data, onto.stride]
         given = self._input_slots(matrix.type, x)

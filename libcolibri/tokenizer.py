@@ -340,12 +340,12 @@ def _unigram_encoder(tokenizer: Mapping[str, Any]) -> "_SentencePieceEncoder":
 class _SentencePieceEncoder:
     """Encoding by sentencepiece, with control tokens found by their spelling when the caller asks for them.
 
-    composed   letters and the accents after them are joined (NFC) before the model's own character map, which knows single
-               characters only. The map's results hold no accents apart, so it is all the same which comes first.
+    composed   what the model's character map gives is composed (NFC): the map knows single characters only, and halfwidth kana
+               with a sound mark become two of them
     """
 
     def __init__(self, data: bytes, control: Mapping[str, int] | None = None, composed: bool = False):
-        self._composed = composed
+        self._normalizer = sentencepiece.SentencePieceNormalizer(model_proto=data) if composed else None
         self._processor = sentencepiece.SentencePieceProcessor()
         try:
             self._processor.LoadFromSerializedProto(data)
@@ -369,8 +369,8 @@ class _SentencePieceEncoder:
 
     def _plain(self, text: str) -> list[int]:
         text.encode()  # sentencepiece would read lone surrogates as garbage; this raises instead
-        if self._composed:
-            text = unicodedata.normalize("NFC", text)
+        if self._normalizer is not None:
+            text = unicodedata.normalize("NFC", self._normalizer.normalize(text))
         return self._processor.EncodeAsIds(text) if text else []
 
     def pieces(self) -> PieceTable:

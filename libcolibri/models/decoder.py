@@ -177,7 +177,8 @@ class Decoder:
         return Recorder(self.kernels, self.team.threads, max_tok, n_tok, _scratch_bytes(self.config))
 
     def _record_layers(self, max_tok: int) -> "_Recorded":
-        r, b, faults = self._recorder(max_tok, self._n_tok), self.buffers, {}
+        r, b = self._recorder(max_tok, self._n_tok), self.buffers
+        faults: dict[int, tuple[int, int]] = {}
         r.embed("embed", self._weights.embed_tokens, self._ids, b.x)
         for i, layer in enumerate(self._weights.layers):
             self._record_attention(r, i, layer)
@@ -195,9 +196,9 @@ class Decoder:
         config, b, w = self.config, self.buffers, layer.attention
         norm = padded_vector(layer.input_layernorm)
         x = r.activation("norm", b.x, wants([w.q_proj, w.k_proj, w.v_proj]), norm, config.rms_norm_eps)
-        r.product("q", w.q_proj, x, b.q, bias=padded_vector(w.q_bias), barrier=False)
-        r.product("k", w.k_proj, x, b.k, bias=padded_vector(w.k_bias), barrier=False)
-        r.product("v", w.v_proj, x, b.v, bias=padded_vector(w.v_bias))
+        r.product("q", w.q_proj, x, b.q, bias=w.q_bias, barrier=False)
+        r.product("k", w.k_proj, x, b.k, bias=w.k_bias, barrier=False)
+        r.product("v", w.v_proj, x, b.v, bias=w.v_bias)
         per_head = self._record_qk_norm(r, w)
         descriptor = self._descriptors[index].ctypes.data
         r.rope_append(self._start, b.q, b.k, b.v, config.head_dim, self._rope, per_head, config.rms_norm_eps, descriptor, self.kv_dtype)
