@@ -337,6 +337,13 @@ def _unigram_encoder(tokenizer: Mapping[str, Any]) -> "_SentencePieceEncoder":
     return _SentencePieceEncoder(unigram_model_from_json(tokenizer, charsmap), control, composed)
 
 
+def _character_map(data: bytes) -> sentencepiece.SentencePieceNormalizer:
+    """The character map of a model alone: spaces are left to the encoding that follows."""
+    return sentencepiece.SentencePieceNormalizer(
+        model_proto=data, add_dummy_prefix=False, escape_whitespaces=False, remove_extra_whitespaces=False
+    )
+
+
 class _SentencePieceEncoder:
     """Encoding by sentencepiece, with control tokens found by their spelling when the caller asks for them.
 
@@ -345,7 +352,7 @@ class _SentencePieceEncoder:
     """
 
     def __init__(self, data: bytes, control: Mapping[str, int] | None = None, composed: bool = False):
-        self._normalizer = sentencepiece.SentencePieceNormalizer(model_proto=data) if composed else None
+        self._normalizer = _character_map(data) if composed else None
         self._processor = sentencepiece.SentencePieceProcessor()
         try:
             self._processor.LoadFromSerializedProto(data)
