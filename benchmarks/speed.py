@@ -77,7 +77,8 @@ class Runner:
 def machine() -> str:
     """Processor name and core count."""
     info = Path("/proc/cpuinfo")
-    names = [line.split(":", 1)[1].strip() for line in info.read_text().splitlines() if line.startswith("model name")] if info.exists() else []
+    lines = info.read_text().splitlines() if info.exists() else []
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
     return f"{names[0] if names else platform.processor()}, {len(names) or '?'} cores"
 
 
@@ -108,14 +109,15 @@ def main() -> None:
     for number in range(args.rounds):
         a, b = ours.measure(), peer.measure()
         rounds.append((*a, *b))
-        print(f"round {number + 1}: prefill {a[0]:.1f} / {b[0]:.1f} = {a[0] / b[0]:.2f}, decode {a[1]:.1f} / {b[1]:.1f} = {a[1] / b[1]:.2f}")
+        pairs = (f"{name} {x:.1f} / {y:.1f} = {x / y:.2f}" for name, x, y in zip(("prefill", "decode"), a, b, strict=True))
+        print(f"round {number + 1}:", ", ".join(pairs))
     ours.close(), peer.close()
     from libcolibri.simd.isa import best
 
     commit = subprocess.run(["git", "describe", "--always", "--dirty"], capture_output=True, text=True, check=False).stdout.strip()
     row = {
-        "date": datetime.date.today().isoformat(), "commit": commit, "machine": machine(), "isa": best().name, "model": Path(args.gguf).name,
-        "threads": args.threads,
+        "date": datetime.date.today().isoformat(), "commit": commit, "machine": machine(), "isa": best().name,
+        "model": Path(args.gguf).name, "threads": args.threads,
     }  # fmt: skip
     for i, name in enumerate(("prefill_tok_s", "decode_tok_s", "peer_prefill_tok_s", "peer_decode_tok_s")):
         row[name] = round(statistics.median(r[i] for r in rounds), 2)
