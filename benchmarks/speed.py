@@ -23,14 +23,17 @@ from libcolibri import Engine
 with Engine.open(sys.argv[1], threads=int(sys.argv[2]), context_length=1024) as engine:
     ids = [int(i) for i in np.random.default_rng(0).integers(0, engine.config.vocab_size - 300, 512)]
     print("ready", flush=True)
+    chunk = engine.prefill_chunk
     for line in sys.stdin:
-        session = engine.new_session()
-        steps = [time.perf_counter()]
-        for step in session.generate(ids, max_tokens=33):
-            if step.token_id is not None:
-                steps.append(time.perf_counter())
-        prefill = 512 / (steps[1] - steps[0])
-        print(prefill, (len(steps) - 2) / (steps[-1] - steps[1]), flush=True)
+        kv = engine.new_kv_cache()
+        start = time.perf_counter()
+        for at in range(0, 512, chunk):
+            logits = engine.forward(kv, ids[at : at + chunk]).logits
+        token = int(logits.argmax())
+        prefilled = time.perf_counter()
+        for _ in range(32):
+            token = int(engine.forward(kv, [token]).logits.argmax())
+        print(512 / (prefilled - start), 32 / (time.perf_counter() - prefilled), flush=True)
 """
 
 PEER = """
