@@ -7,7 +7,9 @@ Out: WORK_FOLDER/sliced.gguf, both model directories, and a line per prompt: whe
      expert cache holds a quarter of the experts, and then only one layer's
 
 The sum of all slices is the dense layer. A router of zeros gives every slice the weight 1/slices; the slices' down projections are
-scaled by `slices`, a power of two, which float16 block scales take exactly. Only the order of the final sum differs.
+scaled by `slices`, a power of two, which float16 block scales take exactly. Only the order of the final sum differs, by some 1e-7.
+With 8-bit activations (the file's own types) such a difference can flip a rounding and then a nearly tied token; with --quant f32
+nothing is rounded and greedy tokens stay the same.
 """
 
 import argparse
@@ -83,6 +85,7 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--slices", type=int, default=8)
     parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--quant", help="tensor types of both model directories; default: the file's own")
     args = parser.parse_args()
     from colibri_converter import convert
 
@@ -90,12 +93,13 @@ def main() -> None:
     sliced = args.folder / "sliced.gguf"
     if not sliced.exists():
         write_sliced(args.gguf, sliced, args.slices)
-    for source, name in ((args.gguf, "dense"), (sliced, "moe")):
-        if not (args.folder / name).exists():
-            convert(Path(source), args.folder / name)
-    dense, texts, _ = answers(args.folder / "dense", args.tokens)
+    folders = [args.folder / f"{name}-{args.quant or 'gguf'}" for name in ("dense", "moe")]
+    for source, folder in zip((args.gguf, sliced), folders, strict=True):
+        if not folder.exists():
+            convert(Path(source), folder, quant=args.quant)
+    dense, texts, _ = answers(folders[0], args.tokens)
     for share, experts in (("a quarter of the experts", args.slices // 4), ("all experts", args.slices)):
-        moe, _, stats = answers(args.folder / "moe", args.tokens, expert_cache=experts)
+        moe, _, stats = answers(folders[1], args.tokens, expert_cache=experts)
         print(f"expert cache: {share} ({experts} of {args.slices} a layer): {stats}")
         for prompt, a, b in zip(PROMPTS, dense, moe, strict=True):
             print(f"  {'same' if a == b else 'DIFFERENT'} {len(a)} greedy tokens: {prompt}")

@@ -13,7 +13,7 @@ from .arena import align_up, allocate
 from .kernels.activations import BLOCK, COLS
 from .kernels.attention import KV_F16, KV_F32, make_attention, make_rope_append
 from .kernels.dots import FLOATS, IDS
-from .kernels.elementwise import make_activate, make_clip
+from .kernels.elementwise import make_activate, make_add_vector, make_clip
 from .kernels.embed import make_embed
 from .kernels.kernel_set import KernelSet
 from .kernels.matrix import make_gate_up, make_product
@@ -170,6 +170,10 @@ class Recorder:
             self.scratch_bytes,
         ]  # fmt: skip
         self.program.record(name, self.kernels.get(make_norm, 1), slots)
+
+    def add_vector(self, name: str, x: Rows, vector: np.ndarray) -> None:
+        """x += vector in every row."""
+        self.program.record(name, self.kernels.get(make_add_vector), [self.n_tok, x.data, x.stride, x.padded, padded_vector(vector)])
 
     def clip(self, name: str, x: Rows, limit: float, *, barrier: bool = True) -> None:
         """x to [-limit, limit]."""

@@ -1,6 +1,6 @@
 """Small operations on float32 rows."""
 
-from ..simd.registers import load_f32, maximum, minimum, splat, store_f32
+from ..simd.registers import add, load_f32, maximum, minimum, splat, store_f32
 from ..simd.scalars import get_f32, get_i64
 from .jit import kernel
 from .moe import activate_row
@@ -41,3 +41,22 @@ def make_activate(isa):
         return 0
 
     return activate
+
+
+def make_add_vector(isa):
+    """Kernel: rows[t] += vector; ranks share rows.
+
+    operands: address of the number of rows, rows, stride, columns padded to 16, vector (padded with zeros).
+    """
+
+    @kernel
+    def add_vector(operands, rank, threads):
+        rows, x0, stride = get_i64(get_i64(operands)), get_i64(operands + 8), get_i64(operands + 16)
+        padded, vector = get_i64(operands + 24), get_i64(operands + 32)
+        for t in range(rank, rows, threads):
+            for i in range(padded // 16):
+                at = x0 + t * stride + i * 64
+                store_f32(at, add(load_f32(at), load_f32(vector + i * 64)))
+        return 0
+
+    return add_vector

@@ -207,9 +207,9 @@ class Decoder:
             b.attended, self._scores, self._scores_bytes, _scores_row_bytes(self.context_length),
         )  # fmt: skip
         attended = r.activation("quantize", b.attended, wants([w.o_proj]))
-        if w.o_bias is not None:
-            raise ConfigError("attention_out_bias=True is not supported by the decoder")
         r.product("o", w.o_proj, attended, b.x, onto=b.x)
+        if w.o_bias is not None:
+            r.add_vector("o bias", b.x, w.o_bias)
 
     def _record_qk_norm(self, r: Recorder, w: AttentionWeights) -> tuple:
         """Norms over all heads and clipping happen here; norms per head are left to the rotation, which gets their weights."""

@@ -77,6 +77,18 @@ def _vnni(b, total, codes, x):
     return call_llvm(b, "llvm.x86.avx512.vpdpbusd.512", total.type, [total, _as(b, codes, 32), x])
 
 
+def _pairs_to_i32_512(b, pairs, x):
+    """int16 * int16, adjacent products added in int32 (vpmaddwd on 512 bits)."""
+    return call_llvm(b, "llvm.x86.avx512.pmaddw.d.512", x.type, [_as(b, pairs, 16), _as(b, x, 16)])
+
+
+def _plain_dot2(b, pairs, x):
+    """Two products per lane in plain integer arithmetic, for any machine."""
+    up = constant(x.type, 16)
+    low = b.mul(b.ashr(b.shl(pairs, up), up), b.ashr(b.shl(x, up), up))
+    return b.add(low, b.mul(b.ashr(pairs, up), b.ashr(x, up)))
+
+
 def _plain_dot4(b, acc, codes, x, signed):
     """Four products per lane in plain integer arithmetic, for any machine."""
     codes, down = _as(b, codes, 32), constant(acc.type, 24)
@@ -210,12 +222,10 @@ def dot2(typingctx, like, pairs, x):
     def codegen(ctx, b, sig, args):
         def emit(b, t, pairs, x):
             if isa == Isa.AVX512_VNNI:
-                return call_llvm(b, "llvm.x86.avx512.pmaddw.d.512", x.type, [_as(b, pairs, 16), _as(b, x, 16)])
+                return _pairs_to_i32_512(b, pairs, x)
             if isa == Isa.AVX2:
                 return _pairs_to_i32(b, _as(b, pairs, 16), _as(b, x, 16))
-            up = constant(x.type, 16)
-            low = b.mul(b.ashr(b.shl(pairs, up), up), b.ashr(b.shl(x, up), up))
-            return b.add(low, b.mul(b.ashr(pairs, up), b.ashr(x, up)))
+            return _plain_dot2(b, pairs, x)
 
         return each(b, x(pairs, x), args[1:], emit)
 
