@@ -39,7 +39,8 @@ def logits(config: dict, tensors: dict[str, np.ndarray], ids: np.ndarray, window
     for i in range(config["num_hidden_layers"]):
         at = f"model.layers.{i}."
         h = rms_norm(x, tensors[at + "input_layernorm.weight"], epsilon)
-        q, k, v = (linear(f"{at}self_attn.{name}_proj", h).reshape(n, count, -1) for name, count in zip("qkv", (heads, kv_heads, kv_heads), strict=True))
+        counts = {"q": heads, "k": kv_heads, "v": kv_heads}
+        q, k, v = (linear(f"{at}self_attn.{name}_proj", h).reshape(n, count, -1) for name, count in counts.items())
         x = x + linear(at + "self_attn.o_proj", attention(rotate(q, theta), rotate(k, theta), v, window))
         h = rms_norm(x, tensors[at + "post_attention_layernorm.weight"], epsilon)
         gate = linear(at + "mlp.gate_proj", h)
