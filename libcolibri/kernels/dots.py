@@ -44,6 +44,7 @@ from ..simd.registers import (
     zero_i32,
 )
 from .activations import BLOCK, HALVES, SCALE, SHIFT, SUM
+from .jit import inline
 
 F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q4_K, Q6_K = range(9)
 IDS = {"f32": F32, "f16": F16, "bf16": BF16, "q8_0": Q8_0, "q4_0": Q4_0, "q4_1": Q4_1, "q5_0": Q5_0, "q4_k": Q4_K, "q6_k": Q6_K}
@@ -97,15 +98,23 @@ def _q8_0(target, tile, row, blocks, x, x_stride, total):
     return total
 
 
+@inline
+def _nibble_products(target, codes, row, x):
+    """32 columns of 4-bit codes, two column groups in a vector, times one panel block."""
+    T = count_of(target)
+    acc = zero_products(target)
+    for g in range(4):
+        prefetch(target, codes + g * 64 + AHEAD)
+        w = load_codes_like(target, codes + g * 64 + row * 4)
+        acc = dot4(acc, low_nibbles(w), broadcast_i32(x + g * 8 * T, 4, target))
+        acc = dot4(acc, high_nibbles(w), broadcast_i32(x + g * 8 * T + 4 * T, 4, target))
+    return acc
+
+
 def _q4_0(target, tile, row, blocks, x, x_stride, total):
     T = count_of(target)
     for _ in range(blocks):
-        acc = zero_products(target)
-        for g in range(4):
-            prefetch(target, tile + g * 64 + AHEAD)
-            w = load_codes_like(target, tile + g * 64 + row * 4)
-            acc = dot4(acc, low_nibbles(w), broadcast_i32(x + g * 8 * T, 4, target))
-            acc = dot4(acc, high_nibbles(w), broadcast_i32(x + g * 8 * T + 4 * T, 4, target))
+        acc = _nibble_products(target, tile, row, x)
         products = sub(widen(acc), mul(broadcast_i32(x + SUM * T, 4, target), splat_i32_like(target, EIGHT)))
         total = fma(mul(to_f32(products), broadcast_f32(x + SCALE * T, 4, target)), load_f16_like(target, tile + 256 + row * 2), total)
         tile += 288
@@ -116,12 +125,7 @@ def _q4_0(target, tile, row, blocks, x, x_stride, total):
 def _q4_1(target, tile, row, blocks, x, x_stride, total):
     T = count_of(target)
     for _ in range(blocks):
-        acc = zero_products(target)
-        for g in range(4):
-            prefetch(target, tile + g * 64 + AHEAD)
-            w = load_codes_like(target, tile + g * 64 + row * 4)
-            acc = dot4(acc, low_nibbles(w), broadcast_i32(x + g * 8 * T, 4, target))
-            acc = dot4(acc, high_nibbles(w), broadcast_i32(x + g * 8 * T + 4 * T, 4, target))
+        acc = _nibble_products(target, tile, row, x)
         total = fma(mul(to_f32(widen(acc)), broadcast_f32(x + SCALE * T, 4, target)), load_f16_like(target, tile + 256 + row * 2), total)
         total = fma(broadcast_f32(x + SHIFT * T, 4, target), load_f16_like(target, tile + 288 + row * 2), total)
         tile += 320
@@ -158,12 +162,7 @@ def _q4_k(target, tile, row, blocks, x, x_stride, total):
     for _ in range(blocks):
         d, dmin = load_f16_like(target, tile + 2304 + row * 2), negate(load_f16_like(target, tile + 2336 + row * 2))
         for s in range(8):
-            acc = zero_products(target)
-            for g in range(4):
-                w = load_codes_like(target, tile + s * 256 + g * 64 + row * 4)
-                prefetch(target, tile + s * 256 + g * 64 + AHEAD)
-                acc = dot4(acc, low_nibbles(w), broadcast_i32(x + g * 8 * T, 4, target))
-                acc = dot4(acc, high_nibbles(w), broadcast_i32(x + g * 8 * T + 4 * T, 4, target))
+            acc = _nibble_products(target, tile + s * 256, row, x)
             scale = mul(d, load_u8_like(target, tile + 2048 + s * 16 + row))
             least = mul(dmin, load_u8_like(target, tile + 2176 + s * 16 + row))
             total = fma(mul(to_f32(widen(acc)), broadcast_f32(x + SCALE * T, 4, target)), scale, total)
