@@ -8,6 +8,7 @@ import hashlib
 import json
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -145,10 +146,10 @@ class Engine:
         return engine
 
     def _load(self, on_progress: Progress | None, preload: bool) -> None:
-        if self.manifest.tokenizer is not None:
-            self.tokenizer = self.parts.load_tokenizer(self.path, self.manifest.tokenizer)
-            self.chat_template = self.parts.load_chat_template(self.path)
-        weights = load_weights(self.path, self.manifest, self.config, on_progress)
+        with ThreadPoolExecutor(1) as pool:  # a vocabulary takes as long to parse as the weights to read
+            loading = pool.submit(self._load_tokenizer)
+            weights = load_weights(self.path, self.manifest, self.config, on_progress)
+            loading.result()
         if self.config.is_moe:
             # The system's copy of the files is a welcome second cache while all of it fits into what is left, and a burden otherwise.
             store = ExpertStore(self.path, self.manifest, drop_page_cache=self.plan.experts_total > self.plan.free)
@@ -167,6 +168,11 @@ class Engine:
             max_chunk_tok=self.prefill_chunk,
             kv_dtype=kv_dtype(self.manifest),
         )
+
+    def _load_tokenizer(self) -> None:
+        if self.manifest.tokenizer is not None:
+            self.tokenizer = self.parts.load_tokenizer(self.path, self.manifest.tokenizer)
+            self.chat_template = self.parts.load_chat_template(self.path)
 
     @property
     def end_ids(self) -> frozenset[int]:
