@@ -169,7 +169,14 @@ class KnowledgeBase:
         budget_tok = session.engine.context_length - max_tokens
         prompt = build_prompt(question, hits, history, lambda text: len(tokenizer.encode(text)), budget_tok)
         yield from stream_answer(
-            session, prompt, sampling=sampling, max_tokens=max_tokens, cancel=cancel, search_s=search_s, n_hits=len(hits)
+            session,
+            prompt,
+            question=question,
+            sampling=sampling,
+            max_tokens=max_tokens,
+            cancel=cancel,
+            search_s=search_s,
+            n_hits=len(hits),
         )
 
     def documents(self, scope: Scope | None = None) -> list[DocumentRecord]:

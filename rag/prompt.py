@@ -22,6 +22,10 @@ HISTORY_SHARE = 0.25  # of the budget; sources matter more
 _MESSAGE_TOK = 8  # what a chat template adds around one message, at most, in the families supported
 _NAMES = ("system", "question", "unanswerable")
 
+# What a model writes when no source has the answer, by language of the prompt. A word, because small models repeat a whole sentence
+# of refusal whenever the prompt offers them one.
+REFUSAL_MARKERS = {"en": "NONE", "zh": "无"}
+
 _HAN = re.compile(r"[\u3400-\u4dbf\u4e00-\u9fff]")
 _KANA_OR_HANGUL = re.compile(r"[\u3040-\u30ff\uac00-\ud7af]")
 _LATIN_WORD = re.compile(r"[A-Za-z]+")

@@ -29,13 +29,13 @@ def filled(kb, notes):
 
 
 def test_citations_lead_to_the_source(filled):
-    session, events, result = ask(filled, ["It evicts the least ", "recently used [", "1", "]", "."])
+    session, events, result = ask(filled, ["It evicts the least ", "recently used [", "2", "]", "."])
     assert any(isinstance(event, PrefillEvent) for event in events)
-    assert result.text == "It evicts the least recently used [1]." and not result.uncited and not result.unanswerable
+    assert result.text == "It evicts the least recently used [2]." and not result.uncited and not result.unanswerable
     citation = result.citations[0]
-    assert citation.path.endswith("cache.md") and citation.number == 1 and citation.line in (1, 5)
+    assert citation.path.endswith("cache.md") and citation.number == 2 and citation.line == 5 and citation.origin == "model"
     system = session.prompts[0][0]["content"]
-    source = system.split('<source id="1"')[1].split("</source>")[0]
+    source = system.split('<source id="2"')[1].split("</source>")[0]
     assert citation.quote in source
     assert result.retrieval.n_sources == len(result.sources) and result.generation is not None
 
