@@ -157,7 +157,7 @@ def stream_answer(
         if text := writing.feed(step.text):
             pieces.append(text)
             yield TextEvent(text)
-    if text := writing.finish():
+    if text := writing.finish(finish_reason == "stop"):
         pieces.append(text)
         yield TextEvent(text)
     retrieval = RetrievalStats(search_s, n_hits, len(prompt.sources), len(prompt.left_out), prompt.dropped_history, prompt.n_tok)
@@ -182,13 +182,13 @@ class _Writing:
             piece, self._beginning = self._beginning, None
         return self.matcher.feed(self.parser.feed(piece))
 
-    def finish(self) -> str:
+    def finish(self, complete: bool) -> str:
         held, self._beginning = self._beginning, None
         if held and is_refusal_marker(held):
             return prompt_text("unanswerable", self._language)
         if held and says_unanswerable(held):
             return held
-        return self.matcher.feed(self.parser.feed(held or "") + self.parser.finish()) + self.matcher.finish()
+        return self.matcher.feed(self.parser.feed(held or "") + self.parser.finish()) + self.matcher.finish(complete)
 
 
 def _result(

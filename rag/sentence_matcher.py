@@ -50,12 +50,12 @@ class SentenceMatcher:
         self._n_shown = wait
         return "".join(shown)
 
-    def finish(self) -> str:
-        """What was held back at the end."""
+    def finish(self, complete: bool = True) -> str:
+        """What was held back at the end; `complete` says whether the last sentence is one, and not cut by a limit."""
         shown: list[str] = []
         while (end := self._sentence_end()) is not None:
             shown.append(self._finish_sentence(end))
-        return "".join([*shown, self._finish_sentence(len(self._text))])
+        return "".join([*shown, self._finish_sentence(len(self._text), complete)])
 
     def _sentence_end(self) -> int | None:
         """End of the first sentence with the citations that follow it; None while more of them may come."""
@@ -82,13 +82,13 @@ class SentenceMatcher:
             return max(self._n_shown, len(self._text[: found.start()].rstrip()))
         return len(self._text)
 
-    def _finish_sentence(self, end: int) -> str:
+    def _finish_sentence(self, end: int, complete: bool = True) -> str:
         sentence, self._text = self._text[:end], self._text[end:]
         n_shown, self._n_shown = self._n_shown, 0
         is_fence = sentence.lstrip().startswith("```")
         if is_fence:
             self._in_code = not self._in_code
-        if is_fence or self._in_code:
+        if is_fence or self._in_code or not complete:
             return sentence[n_shown:]
         return self._matched(sentence)[n_shown:]
 
