@@ -72,7 +72,7 @@ def test_a_short_answer_is_looked_up_with_the_questions_words():
 def test_citations_are_put_right_however_the_text_is_cut(text, shown):
     for size in (1, 2, 5, 1000):
         # Citations come whole from the parser before.
-        assert size < 1000 and "[" in text or put_right(text, size)[0] == shown
+        assert (size < 1000 and "[" in text) or put_right(text, size)[0] == shown
 
 
 def test_what_was_done_is_recorded():
