@@ -84,7 +84,8 @@ class SentenceMatcher:
 
     def _finish_sentence(self, end: int, complete: bool = True) -> str:
         sentence, self._text = self._text[:end], self._text[end:]
-        n_shown, self._n_shown = self._n_shown, 0
+        # Code is shown as it comes, and so may be ahead of its line's end.
+        n_shown, self._n_shown = self._n_shown, max(0, self._n_shown - end)
         is_fence = sentence.lstrip().startswith("```")
         if is_fence:
             self._in_code = not self._in_code

@@ -88,6 +88,11 @@ def test_text_is_shown_before_its_sentence_is_complete():
     assert matcher.feed(" used expert in 0.5 s [") == " used expert in 0.5 s"
 
 
+def test_code_that_ran_ahead_of_its_line_is_shown_once():
+    matcher = SentenceMatcher({}, "")
+    assert "".join([*map(matcher.feed, ["```", "\n", " ", "a"]), matcher.finish()]) == "```\n a"
+
+
 @given(st.lists(st.sampled_from(["a", " ", ".", "\n", "。", "[1]", "[", "`", "```", "Water the tomatoes", "词元"]), max_size=25))
 def test_nothing_is_lost(pieces):
     matcher = SentenceMatcher({}, "")
