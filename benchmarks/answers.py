@@ -43,7 +43,10 @@ class Outcome:
     retrieved: bool
     has_facts: bool
     cites_source: bool
+    matched: int  # citations put by comparing words
     seconds: float
+    prompt_tok: int | None  # None where the model was not asked
+    ttft_s: float | None
     decode_tok_s: float | None
 
     @property
@@ -86,7 +89,10 @@ def judge(entry: dict[str, Any], kb: KnowledgeBase, session: Any) -> Outcome:
         retrieved=any(document_name(hit.document.path) in expected for hit in hits),
         has_facts=all(holds(result.text, words) for words in entry["facts"]),
         cites_source=bool(expected & set(cited)),
+        matched=len(result.matched),
         seconds=time.perf_counter() - started,
+        prompt_tok=result.generation.prompt_tok if result.generation is not None else None,
+        ttft_s=result.generation.ttft_s if result.generation is not None else None,
         decode_tok_s=result.generation.decode_tok_s if result.generation is not None else None,
     )
 
@@ -104,12 +110,14 @@ def describe(number: int, outcome: Outcome) -> str:
         reasons.append("answered although the documents do not say")
     if outcome.unknown_citations:
         reasons.append(f"cites numbers that do not exist: {outcome.unknown_citations}")
-    speed = f", {outcome.decode_tok_s:.1f} tok/s" if outcome.decode_tok_s else ""
+    speed = f", {outcome.prompt_tok} tok read, first word after {outcome.ttft_s:.1f} s" if outcome.ttft_s else ", the model was not asked"
+    speed += f", {outcome.decode_tok_s:.1f} tok/s" if outcome.decode_tok_s else ""
+    by_words = f", {outcome.matched} by words" if outcome.matched else ""
     return "\n".join(
         [
             f"{number:2}. [{'right' if outcome.right else 'WRONG'}] {outcome.question}",
             f"    answer: {' '.join(outcome.answer.split())}",
-            f"    cited:  {', '.join(outcome.cited) or 'nothing'}  ({outcome.seconds:.1f} s{speed})",
+            f"    cited:  {', '.join(outcome.cited) or 'nothing'}{by_words}  ({outcome.seconds:.1f} s{speed})",
             *(f"    {reason}" for reason in reasons),
         ]
     )

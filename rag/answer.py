@@ -11,8 +11,10 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from .citations import CitationParser
-from .prompt import Message, Prompt, prompt_text
+from .prompt import REFUSAL_MARKERS, Message, Prompt, prompt_text
 from .retriever import Hit
+from .sentence_matcher import SentenceMatcher
+from .support import MatchedCitation, text_words
 
 
 class AnswerSession(Protocol):
@@ -28,7 +30,10 @@ class AnswerSession(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Citation:
-    """What a number in the answer stands on. line counts from 1 in the file; quote is the whole chunk."""
+    """What a number in the answer stands on. line counts from 1 in the file; quote is the whole chunk.
+
+    origin : "model" when the model cited it; "matched" when it stands only where a sentence's words were found in it
+    """
 
     number: int
     path: str
@@ -38,6 +43,7 @@ class Citation:
     quote: str
     document_id: int
     chunk_id: int
+    origin: str = "model"
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,15 +65,17 @@ class AnswerResult:
     text : as shown, unknown citation numbers marked "[9?]"
     citations : the sources that the text cites, in order of first use
     sources : every source the model was given, cited or not
+    matched : citations in the text that were put by comparing words, because the model gave none or one that shares nothing
     unknown_citations : numbers the model cited that do not exist
     unanswerable : the documents do not have the answer; `decided_by` is "retrieval" or "model"
-    uncited : the model answered without citing any source: nothing in the text is checked
+    uncited : no source is cited and none could be matched: nothing in the text is checked
     generation : libcolibri's GenerationStats; None when the model was not asked
     """
 
     text: str
     citations: tuple[Citation, ...]
     sources: tuple[Citation, ...]
+    matched: tuple[MatchedCitation, ...]
     unknown_citations: tuple[int, ...]
     unanswerable: bool
     decided_by: str | None
@@ -117,7 +125,7 @@ def refuse(language: str, hits: Sequence[Hit], started_s: float) -> Iterator[Ans
     stats = RetrievalStats(time.perf_counter() - started_s, len(hits), 0, 0, 0, 0)
     yield DoneEvent(
         AnswerResult(
-            text=text, citations=(), sources=(), unknown_citations=(), unanswerable=True, decided_by="retrieval", uncited=False,
+            text=text, citations=(), sources=(), matched=(), unknown_citations=(), unanswerable=True, decided_by="retrieval", uncited=False,
             left_out=(), retrieval=stats, generation=None, finish_reason="stop",
         )
     )  # fmt: skip
@@ -127,6 +135,7 @@ def stream_answer(
     session: AnswerSession,
     prompt: Prompt,
     *,
+    question: str,
     sampling: Any,
     max_tokens: int | None,
     cancel: threading.Event | None,
@@ -134,7 +143,7 @@ def stream_answer(
     n_hits: int,
 ) -> Iterator[AnswerEvent]:
     """Generate, checking citations on the way. Closing the iterator ends the generation."""
-    parser = CitationParser(len(prompt.sources))
+    writing = _Writing(prompt, question)
     pieces: list[str] = []
     stats: Any = None
     finish_reason = "stop"
@@ -145,29 +154,62 @@ def stream_answer(
         if step.token_id is None and not step.text and step.finish_reason is None:
             yield PrefillEvent(step.stats)
             continue
-        if text := parser.feed(step.text):
+        if text := writing.feed(step.text):
             pieces.append(text)
             yield TextEvent(text)
-    if text := parser.finish():
+    if text := writing.finish(finish_reason == "stop"):
         pieces.append(text)
         yield TextEvent(text)
     retrieval = RetrievalStats(search_s, n_hits, len(prompt.sources), len(prompt.left_out), prompt.dropped_history, prompt.n_tok)
-    yield DoneEvent(_result("".join(pieces), parser, prompt, retrieval, stats, finish_reason))
+    yield DoneEvent(_result("".join(pieces), writing, prompt, retrieval, stats, finish_reason))
+
+
+class _Writing:
+    """From the model's text to the one that is shown: the refusal spelt out, unknown citations marked, missing ones matched."""
+
+    def __init__(self, prompt: Prompt, question: str):
+        self._language = prompt.language
+        self._beginning: str | None = ""  # held as long as it may be the refusal; None once something else has begun
+        self.parser = CitationParser(len(prompt.sources))
+        texts = {source.number: text_words(source.hit.chunk.heading_path, source.hit.chunk.text) for source in prompt.sources}
+        self.matcher = SentenceMatcher(texts, question)
+
+    def feed(self, piece: str) -> str:
+        if self._beginning is not None:
+            self._beginning += piece
+            if may_become_refusal(self._beginning):
+                return ""
+            piece, self._beginning = self._beginning, None
+        return self.matcher.feed(self.parser.feed(piece))
+
+    def finish(self, complete: bool) -> str:
+        held, self._beginning = self._beginning, None
+        if held and is_refusal_marker(held):
+            return prompt_text("unanswerable", self._language)
+        if held and says_unanswerable(held):
+            return held
+        return self.matcher.feed(self.parser.feed(held or "") + self.parser.finish()) + self.matcher.finish(complete)
 
 
 def _result(
-    text: str, parser: CitationParser, prompt: Prompt, retrieval: RetrievalStats, generation: Any, finish_reason: str
+    text: str, writing: _Writing, prompt: Prompt, retrieval: RetrievalStats, generation: Any, finish_reason: str
 ) -> AnswerResult:
-    sources = {source.number: citation_of(source.number, source.hit) for source in prompt.sources}
-    says_unknown = says_unanswerable(text) and not parser.cited
+    origins = dict.fromkeys((match.number for match in writing.matcher.matched), "matched")
+    origins |= dict.fromkeys(writing.matcher.of_model, "model")
+    sources = {source.number: citation_of(source.number, source.hit, origins.get(source.number, "model")) for source in prompt.sources}
+    shown = CitationParser(len(prompt.sources))
+    shown.feed(text)
+    shown.finish()
+    says_unknown = says_unanswerable(text) and not shown.cited
     return AnswerResult(
         text=text,
-        citations=tuple(sources[number] for number in parser.cited),
+        citations=tuple(sources[number] for number in shown.cited),
         sources=tuple(sources.values()),
-        unknown_citations=tuple(parser.unknown),
+        matched=tuple(writing.matcher.matched),
+        unknown_citations=tuple(writing.parser.unknown),
         unanswerable=says_unknown,
         decided_by="model" if says_unknown else None,
-        uncited=not parser.cited and not says_unknown and finish_reason != "cancelled",
+        uncited=not shown.cited and not says_unknown and finish_reason != "cancelled",
         left_out=prompt.left_out,
         retrieval=retrieval,
         generation=generation,
@@ -175,13 +217,28 @@ def _result(
     )
 
 
-def citation_of(number: int, hit: Hit) -> Citation:
+def citation_of(number: int, hit: Hit, origin: str = "model") -> Citation:
     """The facts behind a source's number."""
     document, chunk = hit.document, hit.chunk
-    return Citation(number, document.path, document.title, chunk.heading_path, chunk.line, chunk.text, document.id, chunk.id)
+    return Citation(number, document.path, document.title, chunk.heading_path, chunk.line, chunk.text, document.id, chunk.id, origin)
+
+
+_AROUND = " \t\n\"'“”「」*`.。!！"
+
+
+def is_refusal_marker(text: str) -> bool:
+    """Whether an answer is the word the model was told to write when no source has the answer."""
+    return text.strip(_AROUND).casefold() in (marker.casefold() for marker in REFUSAL_MARKERS.values())
+
+
+def may_become_refusal(text: str) -> bool:
+    """Whether the beginning of an answer may still turn out to be a refusal: the marker or the sentence, whole and alone."""
+    begun = text.strip(_AROUND).casefold()
+    ways = [*REFUSAL_MARKERS.values(), *(prompt_text("unanswerable", language).strip(_AROUND) for language in ("en", "zh"))]
+    return any(way.casefold().startswith(begun) for way in ways)
 
 
 def says_unanswerable(text: str) -> bool:
-    """Whether an answer is the sentence the model was told to say when the sources have no answer."""
-    beginning = text.strip().strip("\"'“”「」*").casefold()
+    """Whether an answer is the sentence that says that the documents do not have it."""
+    beginning = text.strip(_AROUND).casefold()
     return any(beginning.startswith(prompt_text("unanswerable", language).rstrip(".。").casefold()) for language in ("en", "zh"))

@@ -20,7 +20,11 @@ Message = dict[str, str]
 
 HISTORY_SHARE = 0.25  # of the budget; sources matter more
 _MESSAGE_TOK = 8  # what a chat template adds around one message, at most, in the families supported
-_NAMES = ("system", "question", "unanswerable")
+_NAMES = ("system", "unanswerable")
+
+# What a model writes when no source has the answer, by language of the prompt. A word, because small models repeat a whole sentence
+# of refusal whenever the prompt offers them one.
+REFUSAL_MARKERS = {"en": "NONE", "zh": "无"}
 
 _HAN = re.compile(r"[\u3400-\u4dbf\u4e00-\u9fff]")
 _KANA_OR_HANGUL = re.compile(r"[\u3040-\u30ff\uac00-\ud7af]")
@@ -68,7 +72,7 @@ def question_language(question: str) -> str:
 
 
 def prompt_text(name: str, language: str) -> str:
-    """One of the texts in prompts/: "system", "question" or "unanswerable", in "en" or "zh"."""
+    """One of the texts in prompts/: "system" or "unanswerable", in "en" or "zh"."""
     assert name in _NAMES and language in ("en", "zh")
     return (resources.files(__package__) / "prompts" / f"{name}.{language}.txt").read_text(encoding="utf-8").strip()
 
@@ -98,7 +102,7 @@ def build_prompt(
     """
     language = question_language(question)
     system = prompt_text("system", language)
-    ask = prompt_text("question", language).replace("{question}", as_plain_data(question))
+    ask = as_plain_data(question)
     fixed_tok = count_tok(system) + count_tok(ask) + 3 * _MESSAGE_TOK
     if fixed_tok >= budget_tok:
         raise ContextLengthError(fixed_tok, budget_tok)

@@ -213,7 +213,7 @@ def _turn(entry: dict[str, Any]) -> Turn:
         Source(**source | {"stages": tuple(Stage(**stage) for stage in source["stages"]), "copies": tuple(source["copies"])})
         for source in entry["sources"]
     )
-    lists = {name: tuple(entry[name]) for name in ("cited", "unknown", "notes")}
+    lists = {name: tuple(entry.get(name, ())) for name in ("cited", "unknown", "matched", "notes")}
     return Turn(**entry | lists | {"sources": sources})
 
 

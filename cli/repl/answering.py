@@ -81,6 +81,7 @@ class Answer:
             sources=from_result(self._hits, result),
             cited=tuple(citation.number for citation in result.citations),
             unknown=tuple(result.unknown_citations),
+            matched=tuple(dict.fromkeys(match.number for match in result.matched)),
             uncited=result.uncited,
             in_documents=not result.unanswerable,
             finish_reason=self._finish_reason,
@@ -161,6 +162,9 @@ def conclude(turn: Turn, renderer: Renderer) -> None:
     if turn.unknown:
         numbers = ", ".join(f"[{number}]" for number in turn.unknown)
         renderer.note(f"The answer cites {numbers}, which {'is' if len(turn.unknown) == 1 else 'are'} not among the sources.")
+    if turn.matched:
+        numbers = ", ".join(f"[{number}]" for number in turn.matched)
+        renderer.note(f"Put by comparing words, where the model cited nothing or a source that shares nothing: {numbers}.")
     for remark in turn.notes:
         renderer.note(remark)
     shown = [source for source in turn.sources if source.number in turn.cited]

@@ -92,6 +92,7 @@ def turn_as_json(turn: Any) -> dict[str, Any]:
         "in_documents": turn.in_documents,
         "sources": [as_json(source, source.number in turn.cited) for source in turn.sources],
         "unknown_citations": list(turn.unknown),
+        "matched_citations": list(turn.matched),
         "finish_reason": turn.finish_reason,
         "notes": list(turn.notes),
         "stats": stats_dict(turn.stats) if turn.stats is not None else None,

@@ -21,6 +21,7 @@ class Turn:
     sources: tuple[Source, ...] = ()
     cited: tuple[int, ...] = ()  # source numbers the answer cites and that exist
     unknown: tuple[int, ...] = ()  # numbers it cites that do not exist
+    matched: tuple[int, ...] = ()  # numbers put by comparing words, not by the model
     uncited: bool = False  # answered from documents, but citing none
     in_documents: bool = True  # False: the documents do not say
     finish_reason: str | None = None

@@ -189,7 +189,14 @@ class FakeKnowledgeBase:
         sources = tuple(Source(number, hit) for number, hit in enumerate(self.hits, 1))
         prompt = Prompt([{"role": "user", "content": question}], sources, (), 0, 10, "en")
         yield from stream_answer(
-            session, prompt, sampling=None, max_tokens=None, cancel=options.get("cancel"), search_s=0.1, n_hits=len(self.hits)
+            session,
+            prompt,
+            question=question,
+            sampling=None,
+            max_tokens=None,
+            cancel=options.get("cancel"),
+            search_s=0.1,
+            n_hits=len(self.hits),
         )
 
     def documents(self) -> list[Any]:

@@ -247,6 +247,15 @@ def test_once_tells_by_its_exit_code_that_the_documents_do_not_say(home: Path) -
     assert result.exit_code == NOT_IN_DOCUMENTS
 
 
+def test_once_tells_which_citations_the_model_did_not_write(home: Path) -> None:
+    base = FakeKnowledgeBase(fake_hit("a.md", "Bread rises slowly in a cold kitchen."))
+    pieces = ["Bread rises slowly in a cold kitchen."]
+    result = chat_once(home, base, FakeEngine(pieces), "--once", "How?")
+    assert result.stdout.startswith("Bread rises slowly in a cold kitchen [1].\n") and "comparing words" in result.stderr
+    result = chat_once(home, base, FakeEngine(pieces), "--once", "How?", "--json")
+    assert json.loads(result.stdout)["matched_citations"] == [1]
+
+
 def test_once_gives_json_for_programs(home: Path) -> None:
     base = FakeKnowledgeBase(fake_hit("a.md", "text", ("Top", "Sub"), 7))
     result = chat_once(home, base, FakeEngine(["So [1][5]."]), "--once", "-", "--json", stdin="How?\n")

@@ -5,7 +5,7 @@ import threading
 import pytest
 from colibri_rag import DoneEvent, PrefillEvent, RetrievedEvent, TextEvent
 from colibri_rag.citations import CitationParser
-from colibri_rag.prompt import as_plain_data, build_prompt, prompt_text, question_language
+from colibri_rag.prompt import REFUSAL_MARKERS, as_plain_data, build_prompt, prompt_text, question_language
 from fakes import FakeSession
 from hypothesis import given
 from hypothesis import strategies as st
@@ -29,13 +29,13 @@ def filled(kb, notes):
 
 
 def test_citations_lead_to_the_source(filled):
-    session, events, result = ask(filled, ["It evicts the least ", "recently used [", "1", "]", "."])
+    session, events, result = ask(filled, ["It evicts the least ", "recently used [", "2", "]", "."])
     assert any(isinstance(event, PrefillEvent) for event in events)
-    assert result.text == "It evicts the least recently used [1]." and not result.uncited and not result.unanswerable
+    assert result.text == "It evicts the least recently used [2]." and not result.uncited and not result.unanswerable
     citation = result.citations[0]
-    assert citation.path.endswith("cache.md") and citation.number == 1 and citation.line in (1, 5)
+    assert citation.path.endswith("cache.md") and citation.number == 2 and citation.line == 5 and citation.origin == "model"
     system = session.prompts[0][0]["content"]
-    source = system.split('<source id="1"')[1].split("</source>")[0]
+    source = system.split('<source id="2"')[1].split("</source>")[0]
     assert citation.quote in source
     assert result.retrieval.n_sources == len(result.sources) and result.generation is not None
 
@@ -47,13 +47,52 @@ def test_unknown_numbers_are_marked(filled):
 
 
 def test_an_answer_without_citation_says_so(filled):
-    _, _, result = ask(filled, ["It evicts something."])
-    assert result.uncited and result.citations == ()
+    _, _, result = ask(filled, ["Parrots eat seeds."])
+    assert result.uncited and result.citations == () and result.matched == ()
+
+
+def test_a_sentence_without_citation_gets_the_source_it_was_taken_from(filled):
+    _, _, result = ask(filled, ["It evicts the least recently", " used expert. It is", " nice [1]."])
+    assert result.text == "It evicts the least recently used expert [2]. It is nice [1]."
+    assert [(citation.number, citation.origin) for citation in result.citations] == [(2, "matched"), (1, "model")]
+    assert [(match.number, match.replaced) for match in result.matched] == [(2, ())] and not result.uncited
+
+
+def test_a_citation_that_shares_nothing_is_replaced_and_marked(filled):
+    _, _, result = ask(filled, ["It evicts the least recently used expert [1]."])
+    assert result.text == "It evicts the least recently used expert [2]."
+    assert [(match.number, match.replaced) for match in result.matched] == [(2, (1,))]
+
+
+def test_an_incomplete_sentence_is_not_matched(filled):
+    class Cut(FakeSession):
+        def generate(self, *args, **options):
+            *steps, last = super().generate(*args, **options)
+            yield from steps
+            last.finish_reason = "length"
+            yield last
+
+    result = list(filled.ask(Cut(["It evicts the least recently used"]), "What does the expert_cache evict?"))[-1].result
+    assert result.text == "It evicts the least recently used" and result.matched == () and result.uncited
 
 
 def test_the_model_may_say_it_does_not_know(filled):
     _, _, result = ask(filled, ["The documents do not say."])
     assert result.unanswerable and result.decided_by == "model" and not result.uncited
+
+
+@pytest.mark.parametrize(
+    ("question", "pieces", "text"),
+    [
+        ("What does the expert_cache evict?", ["NO", "NE", "."], "The documents do not say."),
+        ("专家缓存保存什么？", ["无", "。"], "文档中没有相关内容。"),
+        ("What does the expert_cache evict?", ["None", "theless it evicts."], "Nonetheless it evicts."),
+        ("专家缓存保存什么？", ["无", "人知道。"], "无人知道。"),
+    ],
+)
+def test_the_refusal_is_one_word_and_spelt_out(filled, question, pieces, text):
+    _, _, result = ask(filled, pieces, question=question)
+    assert result.text == text and result.unanswerable == (text in ("The documents do not say.", "文档中没有相关内容。"))
 
 
 @pytest.mark.parametrize(
@@ -71,7 +110,7 @@ def test_order_of_the_prompt_and_language(filled):
     session, _, _ = ask(filled, ["缓存 [1]"], question="专家缓存保存什么？", history=history)
     messages = session.prompts[0]
     assert [message["role"] for message in messages] == ["system", "user", "assistant", "user"]
-    assert messages[0]["content"].startswith("你只根据") and "专家缓存保存什么？" in messages[-1]["content"]
+    assert messages[0]["content"].startswith("只根据") and "专家缓存保存什么？" in messages[-1]["content"]
 
 
 def test_sources_do_not_depend_on_the_order_of_hits(filled):
@@ -154,11 +193,9 @@ def test_question_language(question, language):
 
 
 def test_prompt_texts_exist():
-    for name in ("system", "question", "unanswerable"):
-        for language in ("en", "zh"):
-            assert prompt_text(name, language)
-    assert prompt_text("unanswerable", "en") in prompt_text("system", "en")
-    assert prompt_text("unanswerable", "zh") in prompt_text("system", "zh")
+    for language in ("en", "zh"):
+        assert prompt_text("unanswerable", language)
+        assert REFUSAL_MARKERS[language] in prompt_text("system", language)
 
 
 @pytest.mark.parametrize(

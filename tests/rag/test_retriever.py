@@ -1,8 +1,10 @@
 """Search: fusion, scopes, repetitions, and whether there is an answer at all."""
 
+from dataclasses import replace
+
 import pytest
 from colibri_rag import Scope, ScopeError
-from colibri_rag.relevance import is_answerable
+from colibri_rag.relevance import is_answerable, shares_words
 from colibri_rag.retriever import LEXICAL_WEIGHT, fuse, lexical_weight
 
 
@@ -90,3 +92,17 @@ def test_identifiers_and_rare_words_weigh_more_in_full_text():
     assert lexical_weight(["cach", "expert_cache"], frequencies, 5000) == 1
     assert lexical_weight(["cach", "konqueror"], frequencies, 5000) == 1
     assert lexical_weight(["cach", "absent_name"], frequencies, 5000) == LEXICAL_WEIGHT
+
+
+def test_a_question_must_share_words_with_a_passage_in_its_script():
+    assert shares_words("How much does it cost?", [("The price is 5.", 0.08), ("Free.", 0.0)])
+    assert not shares_words("How much does it cost?", [("The price is 5.", 0.07), ("价格是五元。", 0.9)])
+    assert not shares_words("多少钱？", [("价格是五元。", 0.02)])
+    assert not shares_words("多少钱？", [])
+
+
+def test_a_shared_name_is_not_enough_but_another_script_may_answer(kb, notes):
+    kb.ingest([notes])
+    hits = kb.search("expert_cache", 3)
+    near = [replace(hit, cosine=0.99, coverage=0.05) for hit in hits]
+    assert kb.relevant("Who drew the expert_cache?", near) == [hit for hit in near if "缓存" in hit.chunk.text]
