@@ -80,6 +80,8 @@ class Session:
 
     def encode_prompt(self, prompt: str | Sequence[int] | Sequence[Mapping[str, Any]]) -> list[int]:
         """The token ids that `generate` evaluates for `prompt`. Raises as `generate` does."""
+        if not isinstance(prompt, str | Sequence | np.ndarray):
+            raise ConfigError(f"a prompt of type {type(prompt).__name__}: expected text, a list of messages, or token ids")
         if isinstance(prompt, str):
             tokenizer = self._tokenizer("text as a prompt")
             token_ids = tokenizer.with_bos(tokenizer.encode(prompt))

@@ -101,7 +101,7 @@ def test_dense_model_has_no_expert_cache(tmp_path):
 def test_a_session_too_many(folder, monkeypatch):
     with open_engine(folder) as engine:
         monkeypatch.setattr("libcolibri.engine.available_memory", lambda: 100)
-        with pytest.raises(MemoryBudgetError, match=r"another session needs 1\.0 kB"):
+        with pytest.raises(MemoryBudgetError, match=r"a session needs 1\.0 kB"):
             engine.new_session()
 
 

@@ -277,3 +277,9 @@ def test_load_refuses_what_does_not_belong(engine, folder, tmp_path):
         engine.load_session(tmp_path / "absent")
     with pytest.raises(FormatError, match="has format None"):
         engine.load_session(folder / "dense.safetensors")
+
+
+@pytest.mark.parametrize("prompt", [None, 5, {"role": "user"}])
+def test_a_prompt_of_another_type_is_named(engine, prompt):
+    with pytest.raises(ConfigError, match="expected text, a list of messages, or token ids"):
+        engine.new_session().generate(prompt)
