@@ -57,7 +57,7 @@ memory_options = _stack(
         show_default=True,
         help="Memory for experts: auto, experts per layer, or a size such as 6GB.",
     ),
-    click.option("--prefetch/--no-prefetch", default=None, help="Read likely experts ahead.  [default: while it saves time]"),
+    click.option("--prefetch/--no-prefetch", default=None, help="Accepted for later versions; experts are read on demand so far."),
     click.option("--preload", is_flag=True, help="Fill the expert cache before the first token."),
 )
 engine_options = _stack(context_option, memory_options)
