@@ -102,8 +102,11 @@ def random_values(name: str, shape: tuple[int, ...], rng: np.random.Generator) -
     return rng.normal(0.0, scale, shape).astype(np.float32)
 
 
-def make_model(folder: Path, *, seed: int = 0, quant: str = "f32", expert_quant: dict[int, str] | None = None, **changes) -> Path:
-    """Write a random model; `changes` alter TINY_MOE (None removes a key). expert_quant: type of a layer's experts, else `quant`."""
+def make_model(
+    folder: Path, *, seed: int = 0, quant: str = "f32", expert_quant: dict[int, str | dict[str, str]] | None = None, **changes
+) -> Path:
+    """Write a random model; `changes` alter TINY_MOE (None removes a key). expert_quant: type of a layer's experts, or
+    types by part (their values are then exact in float16), else `quant`."""
     raw = {key: value for key, value in {**TINY_MOE, **changes}.items() if value is not None}
     config, rng = parse_config(raw), np.random.default_rng(seed)
     folder.mkdir(parents=True)
@@ -128,14 +131,18 @@ def make_model(folder: Path, *, seed: int = 0, quant: str = "f32", expert_quant:
     return folder
 
 
-def write_experts(folder: Path, config: ModelConfig, layer: int, quant: str, rng: np.random.Generator) -> ExpertsEntry:
+def write_experts(folder: Path, config: ModelConfig, layer: int, quant: str | dict[str, str], rng: np.random.Generator) -> ExpertsEntry:
     D, F, E = config.hidden_size, config.moe_intermediate_size, config.num_experts
     shapes = {"gate_proj": (F, D), "up_proj": (F, D), "down_proj": (D, F)}
-    parts, expert_bytes = plan_parts(dict.fromkeys(PARTS, quant), shapes)
+    types = quant if isinstance(quant, dict) else dict.fromkeys(PARTS, quant)
+    parts, expert_bytes = plan_parts(types, shapes)
     data = np.zeros((E, expert_bytes), np.uint8)
     for expert in range(E):
         for name in PARTS:
-            tiles = to_tiles(quant, random_values(name, shapes[name], rng)).reshape(-1)
+            values = random_values(name, shapes[name], rng)
+            if isinstance(quant, dict):
+                values = values.astype(np.float16).astype(np.float32)
+            tiles = to_tiles(types[name], values).reshape(-1)
             data[expert, parts[name].offset : parts[name].offset + tiles.size] = tiles
     header = build_header(((f"experts.{e}", "U8", (expert_bytes,)) for e in range(E)), align=EXPERT_ALIGN)
     name = f"experts-{layer:05d}.safetensors"

@@ -119,7 +119,7 @@ def test_prefill_equals_decode_to_the_bit(name, quant, model_dirs):
 
 
 @pytest.mark.parametrize("name", MOE)
-@pytest.mark.parametrize("quant", ["f32", "q8_0"])
+@pytest.mark.parametrize("quant", ["f32", "q8_0", "q4_k_m"])
 def test_expert_cache_size_never_changes_a_bit(name, quant, model_dirs):
     ids = oracle(name)["input_ids"][0].astype(np.int64)
     with Running(model_dirs(name, quant)) as running:

@@ -50,3 +50,25 @@ def test_logits_equal_float64(case, tmp_path):
         np.testing.assert_allclose(got, expected, atol=2e-5 * np.abs(expected).max(), rtol=0)
         assert same_bits(running.logits(ids, 1), got)
         assert same_bits(running.logits(ids, 10), got)
+
+
+@pytest.mark.parametrize(
+    "types", [("f16", "f16", "f16"), ("f32", "f16", "f32"), ("f16", "f32", "f16"), ("q8_0", "f32", "f32"), ("f32", "q8_0", "q8_0")]
+)
+def test_experts_whose_parts_have_different_types(types, tmp_path):
+    """Gate, up and down of one expert stored apart: where the values are exact in every type the bits are those of one type."""
+    ids = np.random.default_rng(1).integers(0, 48, 21)
+    size = {"hidden_size": 64, "head_dim": 16, "moe_intermediate_size": 32, "shared_expert_intermediate_size": 32}
+    results = []
+    for name, chosen in (("mixed", types), ("plain", ("f32", "f32", "f32"))):
+        layers = {i: dict(zip(("gate_proj", "up_proj", "down_proj"), chosen, strict=True)) for i in (0, 2)}
+        folder = make_model(tmp_path / name, expert_quant=layers, **size)
+        with Running(folder, threads=2, expert_slots=2) as small, Running(folder) as large:
+            got = large.logits(ids)
+            assert same_bits(small.logits(ids), got)
+            assert same_bits(small.logits(ids, 1), got)
+            results.append(got)
+    if "q8_0" in types:
+        assert np.abs(results[0] - results[1]).max() < 0.05 * np.ptp(results[1])
+    else:
+        assert same_bits(*results)
