@@ -174,7 +174,7 @@ def _units(text: str, block: Block, count_tok: CountTok, max_tok: int) -> Iterat
             return
         spans = _lines(text, block.start, block.end)
     else:
-        spans = _sentences(text, block.start, block.end)
+        spans = sentence_spans(text, block.start, block.end)
     for start, end in spans:
         if _fits(text, start, end, count_tok, max_tok):
             yield _Unit(start, end, count_tok(text[start:end]), block.kind in ("paragraph", "list"))
@@ -194,8 +194,8 @@ def _lines(text: str, start: int, end: int) -> Iterator[tuple[int, int]]:
         start = stop
 
 
-def _sentences(text: str, start: int, end: int) -> Iterator[tuple[int, int]]:
-    """Spans that together cover text[start:end]."""
+def sentence_spans(text: str, start: int, end: int) -> Iterator[tuple[int, int]]:
+    """Sentences of a text as spans that together cover text[start:end]."""
     last = start
     for found in _SENTENCE_END.finditer(text, start, end):
         stop = found.end()

@@ -95,6 +95,27 @@ def test_the_refusal_is_one_word_and_spelt_out(filled, question, pieces, text):
     assert result.text == text and result.unanswerable == (text in ("The documents do not say.", "文档中没有相关内容。"))
 
 
+@pytest.mark.parametrize("pieces", [["[", "2", "]"], ["[2]. ", "[2]"], ["【2】。"], [" [2][9]\n"]])
+def test_citations_alone_are_no_answer(filled, pieces):
+    _, events, result = ask(filled, pieces, question="Which experts does the expert_cache evict?")
+    assert result.quoted and not result.unanswerable and [citation.number for citation in result.citations] == [2]
+    assert result.text.startswith("The model gave no answer of its own. Source 2 says: ") and result.text.endswith('" [2]')
+    assert sum(isinstance(event, TextEvent) for event in events) == 1, "nothing of the wordless answer was shown"
+
+
+@pytest.mark.parametrize("pieces", [["[1]"], ["[9]"], ["。"], [], [" \n"], ["[1] [", "1]"]])
+def test_an_answer_without_a_word_and_without_a_fitting_source_is_none(filled, pieces):
+    _, _, result = ask(filled, pieces)
+    assert result.text == "The documents do not say." and result.unanswerable and not result.quoted and result.citations == ()
+    _, _, result = ask(filled, pieces, question="专家缓存保存什么？")
+    assert result.quoted or result.unanswerable
+
+
+def test_a_short_answer_has_a_word(filled):
+    _, _, result = ask(filled, ["[2] ", "64", " [2]"])
+    assert "64" in result.text and not result.quoted
+
+
 @pytest.mark.parametrize(
     ("question", "answer"),
     [("Who won the 1974 chess olympiad?", "The documents do not say."), ("谁发明了蒸汽机？", "文档中没有相关内容。")],
