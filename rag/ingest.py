@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from .chunker import Chunk, ChunkConfig, chunk_document
+from .chunker import Chunk, ChunkConfig, CountTok, chunk_document
 from .discover import Discovery, SkippedFile, discover, is_under
 from .documents import SUFFIXES, Document, parse_document, read_file
 from .embedder import Embedder
@@ -105,7 +105,9 @@ class Ingest:
         _check_found(found, known)
         files = list(self._hash_files(found.files))
         plan = self._plan(files, found, known, remove_missing and not self._cancel.is_set())
-        if not dry_run:
+        if dry_run:
+            self._try_out(plan)
+        else:
             self._apply(plan)
         return self._report
 
@@ -170,6 +172,14 @@ class Ingest:
             return None
         return gone_by_hash.pop(file.sha256), file, document.title
 
+    def _try_out(self, plan: _Plan) -> None:
+        """Read what would be written, so that a dry run names the files that the real one skips."""
+        for index, file in enumerate(plan.write):
+            if self._is_cancelled():
+                return
+            self._on_progress(IngestProgress("compare", file.path, 0, 0, index, len(plan.write), 0))
+            self._parse(file, count_words)  # whether there is text does not depend on who counts
+
     # ---- doing it
 
     def _apply(self, plan: _Plan) -> None:
@@ -193,16 +203,24 @@ class Ingest:
         if self._report.cancelled:
             self._forget_undone(plan)
 
-    def _write(self, file: _File, progress: IngestProgress) -> None:
+    def _parse(self, file: _File, count_tok: CountTok) -> tuple[Document, list[Chunk]] | None:
+        """A document and its chunks, at least one; None for a file that is skipped."""
         try:
             document = parse_document(file.path, *read_file(file.path))
         except DocumentError as error:
             self._skip(file.path, error.reason)
-            return
-        chunks = chunk_document(document, self._count_tok, self._config)
+            return None
+        chunks = chunk_document(document, count_tok, self._config)
         if not chunks:
             self._skip(file.path, "contains no text")
+            return None
+        return document, chunks
+
+    def _write(self, file: _File, progress: IngestProgress) -> None:
+        parsed = self._parse(file, self._count_tok)
+        if parsed is None:
             return
+        document, chunks = parsed
         vectors = self._embed(document, chunks, progress)
         if self._report.cancelled:
             return

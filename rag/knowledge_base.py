@@ -27,6 +27,7 @@ from .vector_index import VectorIndex
 
 DATABASE_NAME = "kb.sqlite"
 INDEX_NAME = "kb.faiss"
+IN_MEMORY = ":memory:"  # SQLite's own name for it
 NO_EMBEDDER = "none"
 DEFAULT_ANSWER_TOK = 512
 DEFAULT_SOURCES = 3  # for 13 of 13 answerable questions the best three held the document with the answer; each more costs time
@@ -58,6 +59,7 @@ class KnowledgeBase:
 
         Parameters
         ----------
+        folder : ":memory:" for one that is gone when it is closed, such as to find out what an ingest would do
         embedder : the model its vectors are made with, always the same one; None for full-text search alone
         create : make it when it does not exist
         chunks : how documents are cut; another setting cuts them again at the next ingest
@@ -65,13 +67,14 @@ class KnowledgeBase:
 
         Raises KnowledgeBaseError, and EmbedderMismatchError when it was made with another embedder.
         """
-        folder = os.path.abspath(os.fspath(folder))
-        if create:
+        in_memory = os.fspath(folder) == IN_MEMORY
+        folder = IN_MEMORY if in_memory else os.path.abspath(os.fspath(folder))
+        if create and not in_memory:
             try:
                 os.makedirs(folder, exist_ok=True)
             except OSError as error:
                 raise KnowledgeBaseError(f"{folder!r} cannot be made: {error.strerror or error}") from error
-        store = Store.open(os.path.join(folder, DATABASE_NAME), create=create)
+        store = Store.open(IN_MEMORY if in_memory else os.path.join(folder, DATABASE_NAME), create=create or in_memory)
         try:
             if embedder is None:
                 store.bind_embedder(NO_EMBEDDER, 0)
@@ -107,7 +110,7 @@ class KnowledgeBase:
         Parameters
         ----------
         on_progress : called with IngestProgress, often
-        dry_run : find out what would be done, and do nothing
+        dry_run : find out what would be done, by reading the documents, and write nothing
         remove_missing : take out documents under `paths` whose files are gone (a moved file keeps its chunks)
         collection : a name by which searches can be restricted
         cancel : when set, stop after the present batch; what is committed stays
@@ -118,8 +121,8 @@ class KnowledgeBase:
         """
         run = Ingest(self._store, self._embedder, self._chunks, collection=collection, on_progress=on_progress, cancel=cancel)
         report = run.run([os.fspath(path) for path in paths], dry_run=dry_run, remove_missing=remove_missing)
-        if self._index is not None and not dry_run:
-            self._index.save()
+        if not dry_run:
+            self._save_index()
         return report
 
     def search(self, query: str, limit: int = 8, scope: Scope | None = None) -> list[Hit]:
@@ -197,9 +200,12 @@ class KnowledgeBase:
             raise KnowledgeBaseError(f"{os.fspath(path)!r} is not in the knowledge base: its documents are listed by `documents`")
         for record in records:
             self._store.remove_document(record.id)
-        if self._index is not None:
-            self._index.save()
+        self._save_index()
         return [record.path for record in records]
+
+    def _save_index(self) -> None:
+        if self._index is not None and self.folder != IN_MEMORY:
+            self._index.save()
 
     def stats(self) -> StoreStats:
         """Counts of documents, chunks and vectors, the file's size and the generation."""

@@ -341,7 +341,8 @@ class Store:
         with self._transaction("DEFERRED"):
             tables = ("documents", "chunks", "vectors")
             documents, chunks, vectors = (int(self._rows(f"SELECT count(*) FROM {table}")[0][0]) for table in tables)
-            return StoreStats(documents, chunks, vectors, os.path.getsize(self.path), self.generation)
+            size_bytes = self._rows("SELECT page_count * page_size FROM pragma_page_count(), pragma_page_size()")[0][0]
+            return StoreStats(documents, chunks, vectors, int(size_bytes), self.generation)
 
 
 def _chunk_record(row: tuple) -> ChunkRecord:

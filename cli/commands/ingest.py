@@ -53,7 +53,7 @@ def main(
     with ProgressLine(sys.stderr) as progress:
         with progress.waiting("opening the embedder", COMPILING):
             embedder_model = services.open_encoder(model)
-        with closing(embedder_model) as encoder, closing(services.open_knowledge_base(folder, encoder, create=True)) as base:
+        with closing(embedder_model) as encoder, closing(open_base(services, folder, encoder, dry_run)) as base:
             options = {} if collection is None else {"collection": collection}
             with cancel_on_interrupt() as cancel:  # the document in hand is finished or left out, never half written
                 report = base.ingest(
@@ -70,6 +70,13 @@ def main(
         raise SystemExit(INTERRUPTED)
     if report.skipped:
         raise SystemExit(SKIPPED)
+
+
+def open_base(services: Services, folder: Path, encoder: Any, dry_run: bool) -> Any:
+    """The knowledge base to bring up to date; in a dry run nothing is made, so one that is not there is stood in for in memory."""
+    if not dry_run:
+        return services.open_knowledge_base(folder, encoder, create=True)
+    return services.open_knowledge_base(folder if (folder / "kb.sqlite").exists() else Path(":memory:"), encoder)
 
 
 def show_progress(line: ProgressLine, progress: Any) -> None:

@@ -125,11 +125,11 @@ class FakeServices:
                 on_progress("reading weights", 1, 2)
             return self.engine
 
-        replaced = {"sampling": FakeSampling, "scope": lambda path: path} | replaced
+        base = {"open_knowledge_base": lambda folder, embedder, create=False: self.knowledge_base}
+        replaced = {"sampling": FakeSampling, "scope": lambda path: path} | base | replaced
         return Services(
             open_engine=open_engine,
             open_encoder=lambda path: SimpleNamespace(close=lambda: None),
-            open_knowledge_base=lambda folder, embedder, create=False: self.knowledge_base,
             home=Home(home),
             **replaced,
         )

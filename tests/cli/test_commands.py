@@ -204,6 +204,18 @@ def test_ingest_reports_what_it_did(home: Path, tmp_path: Path) -> None:
     assert base.closed
 
 
+def test_a_dry_run_opens_only_what_is_there(home: Path, tmp_path: Path) -> None:
+    opened: list[tuple[Path, bool]] = []
+
+    def open_base(folder: Path, encoder: Any, create: bool = False) -> FakeKnowledgeBase:
+        opened.append((folder, create))
+        return FakeKnowledgeBase(report=report())
+
+    for arguments in (["--dry-run"], ["--dry-run", "--kb", str(tmp_path / "new")], ["--kb", str(tmp_path / "new")]):
+        invoke(ingest.main, [str(tmp_path), *arguments], FakeServices(), home, open_knowledge_base=open_base)
+    assert opened == [(home / "kb" / "default", False), (Path(":memory:"), False), (tmp_path / "new", True)]
+
+
 def test_ingest_names_each_skipped_file_and_exits_with_4(home: Path, tmp_path: Path) -> None:
     base = FakeKnowledgeBase(report=report(skipped=[SimpleNamespace(path="bad\x1b.pdf", reason="is damaged")]))
     result = invoke(ingest.main, [str(tmp_path)], FakeServices(None, base), home)

@@ -59,6 +59,29 @@ def test_dry_run_changes_nothing(kb, notes):
     assert kb.stats().n_documents == 0
 
 
+def test_dry_run_foretells_what_is_skipped_and_makes_nothing(tmp_path, notes, embedder):
+    (notes / "empty.txt").write_bytes(b"")
+    (notes / "blank.md").write_text(" \n\n")
+    (notes / "binary.txt").write_bytes(bytes(range(256)) * 4)
+    before = sorted(tmp_path.rglob("*"))
+    with KnowledgeBase.open(":memory:", embedder) as kb:
+        dry = kb.ingest([notes], dry_run=True)
+        assert kb.stats().n_documents == 0
+    assert sorted(tmp_path.rglob("*")) == before and not os.path.exists(":memory:")
+    with KnowledgeBase.open(tmp_path / "kb", embedder) as kb:
+        real = kb.ingest([notes])
+    assert names(dry.added) == names(real.added) == ["cache.md", "garden.txt", "中文.md"]
+    assert sorted(dry.skipped, key=repr) == sorted(real.skipped, key=repr) and len(dry.skipped) == 3
+
+
+def test_a_knowledge_base_in_memory_works_like_any_other(notes, embedder):
+    with KnowledgeBase.open(":memory:", embedder) as kb:
+        kb.ingest([notes])
+        assert "黑猫" in kb.search("散步")[0].chunk.text and kb.stats().size_bytes > 0
+        check_consistent(kb)
+        assert names(kb.remove(notes / "garden.txt")) == ["garden.txt"]
+
+
 def test_remove_missing_false_keeps_documents(kb, notes):
     kb.ingest([notes])
     (notes / "garden.txt").unlink()
