@@ -44,6 +44,7 @@ class KnowledgeBase:
         self._relevance = relevance
         self._index = VectorIndex(store, os.path.join(folder, INDEX_NAME)) if embedder else None
         self._retriever = Retriever(store, self._index, embedder)
+        self._made = self._made_folder = False  # by this opening: then closing takes away what was never used
 
     @classmethod
     def open(
@@ -61,7 +62,7 @@ class KnowledgeBase:
         ----------
         folder : ":memory:" for one that is gone when it is closed, such as to find out what an ingest would do
         embedder : the model its vectors are made with, always the same one; None for full-text search alone
-        create : make it when it does not exist
+        create : make it when it does not exist; if it is closed without having got a document nothing is left behind
         chunks : how documents are cut; another setting cuts them again at the next ingest
         relevance : when a question counts as answerable; None takes what was measured for the embedder
 
@@ -69,6 +70,8 @@ class KnowledgeBase:
         """
         in_memory = os.fspath(folder) == IN_MEMORY
         folder = IN_MEMORY if in_memory else os.path.abspath(os.fspath(folder))
+        made = create and not in_memory and not os.path.exists(os.path.join(folder, DATABASE_NAME))
+        made_folder = made and not os.path.exists(folder)
         if create and not in_memory:
             try:
                 os.makedirs(folder, exist_ok=True)
@@ -80,7 +83,10 @@ class KnowledgeBase:
                 store.bind_embedder(NO_EMBEDDER, 0)
             else:
                 store.bind_embedder(embedder.fingerprint, embedder.dimension)
-            return cls(folder, store, embedder, chunks or ChunkConfig(), relevance or (embedder.relevance if embedder else Relevance()))
+            relevance = relevance or (embedder.relevance if embedder else Relevance())
+            base = cls(folder, store, embedder, chunks or ChunkConfig(), relevance)
+            base._made, base._made_folder = made, made_folder
+            return base
         except BaseException:
             store.close()
             raise
@@ -92,8 +98,14 @@ class KnowledgeBase:
         self.close()
 
     def close(self) -> None:
-        """Close the files. Everything written is already committed."""
-        self._store.close()
+        """Close the files. Everything written is already committed; a knowledge base made here that got no document is deleted."""
+        if not self._made:
+            self._store.close()
+            return
+        self._made = False
+        self._store.discard_if_unused()
+        if self._made_folder and not os.listdir(self.folder):
+            os.rmdir(self.folder)
 
     def ingest(
         self,
@@ -121,7 +133,7 @@ class KnowledgeBase:
         """
         run = Ingest(self._store, self._embedder, self._chunks, collection=collection, on_progress=on_progress, cancel=cancel)
         report = run.run([os.fspath(path) for path in paths], dry_run=dry_run, remove_missing=remove_missing)
-        if not dry_run:
+        if not dry_run and self._store.generation:
             self._save_index()
         return report
 
@@ -163,13 +175,15 @@ class KnowledgeBase:
         limit : most sources given to the model
 
         When the search finds nothing relevant the model is not asked. Raises ContextLengthError when the question does not fit,
-        ConfigError when the model has no tokenizer.
+        ConfigError when the model has no tokenizer, KnowledgeBaseError when there are no documents at all.
         """
         tokenizer = session.engine.tokenizer
         if tokenizer is None:
             raise ConfigError("the answering model has no tokenizer: convert it again with its tokenizer file")
         started_s = time.perf_counter()
         hits = tuple(self.search(question, limit, scope))
+        if not hits and not self._store.n_chunks():
+            raise KnowledgeBaseError(f"the knowledge base in {self.folder!r} is empty: ingest some documents first")
         answerable = bool(self.relevant(question, hits))
         search_s = time.perf_counter() - started_s
         yield RetrievedEvent(hits, answerable)

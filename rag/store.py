@@ -131,6 +131,22 @@ class Store:
         with self._lock:
             self._db.close()
 
+    def discard_if_unused(self) -> None:
+        """Close, and delete the file if no document was ever written to it and nobody else has it open."""
+        with self._lock:
+            unused = False
+            try:
+                if self.generation == 0:
+                    self._connection.execute("PRAGMA busy_timeout = 0")
+                    # Leaving write-ahead logging succeeds for the only user of a file.
+                    unused = self._connection.execute("PRAGMA journal_mode = DELETE").fetchone()[0] == "delete"
+            except sqlite3.OperationalError:
+                unused = False  # in use by another process, so it stays
+            finally:
+                self.close()
+            if unused:
+                os.unlink(self.path)
+
     @contextmanager
     def _transaction(self, kind: str = "IMMEDIATE") -> Iterator[sqlite3.Connection]:
         """All or nothing. IMMEDIATE takes the write lock at once; DEFERRED gives several reads one snapshot."""

@@ -3,7 +3,7 @@
 import threading
 
 import pytest
-from colibri_rag import DoneEvent, PrefillEvent, RetrievedEvent, TextEvent
+from colibri_rag import DoneEvent, KnowledgeBaseError, PrefillEvent, RetrievedEvent, TextEvent
 from colibri_rag.citations import CitationParser
 from colibri_rag.prompt import REFUSAL_MARKERS, as_plain_data, build_prompt, prompt_text, question_language
 from fakes import FakeSession
@@ -174,6 +174,11 @@ def test_instructions_in_documents_stay_data(kb, tmp_path):
 def test_plain_text_is_not_disarmed():
     for text in ("a < b and c > d", "List<String> x = a[0];", "<div>html</div>", "x <| y |> z", "[1] INST"):
         assert as_plain_data(text) == text
+
+
+def test_an_empty_knowledge_base_is_named_as_such(kb):
+    with pytest.raises(KnowledgeBaseError, match=r"kb' is empty: ingest some documents first"):
+        ask(kb, ["never"])
 
 
 def test_cancel_and_no_tokenizer(filled):

@@ -82,6 +82,36 @@ def test_a_knowledge_base_in_memory_works_like_any_other(notes, embedder):
         assert names(kb.remove(notes / "garden.txt")) == ["garden.txt"]
 
 
+def test_a_failed_first_ingest_leaves_nothing(tmp_path, embedder, notes):
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "unreadable").mkdir()
+    (tmp_path / "unreadable" / "a.txt").write_bytes(b"")
+    with pytest.raises(IngestError), KnowledgeBase.open(tmp_path / "kb", embedder) as kb:
+        kb.ingest([tmp_path / "empty"])
+    assert not (tmp_path / "kb").exists()
+    with KnowledgeBase.open(tmp_path / "kb", embedder) as kb:
+        assert kb.ingest([tmp_path / "unreadable"]).skipped
+    assert not (tmp_path / "kb").exists()
+    (tmp_path / "kb").mkdir()
+    (tmp_path / "kb" / "mine").write_text("a file of the user")
+    KnowledgeBase.open(tmp_path / "kb", embedder).close()
+    assert names((tmp_path / "kb").iterdir()) == ["mine"]
+    with KnowledgeBase.open(tmp_path / "kb", embedder) as kb:
+        kb.ingest([notes])
+        kb.remove(notes)
+    assert (tmp_path / "kb" / "kb.sqlite").exists(), "an emptied knowledge base is kept"
+
+
+def test_a_new_knowledge_base_that_others_have_open_stays(tmp_path, embedder, notes):
+    first, second = (KnowledgeBase.open(tmp_path / "kb", embedder) for _ in range(2))
+    first.close()
+    second.ingest([notes])
+    second.close()
+    with KnowledgeBase.open(tmp_path / "kb", embedder, create=False) as kb:
+        assert kb.stats().n_documents == 3
+        check_consistent(kb)
+
+
 def test_remove_missing_false_keeps_documents(kb, notes):
     kb.ingest([notes])
     (notes / "garden.txt").unlink()
@@ -314,7 +344,9 @@ def test_not_a_knowledge_base(tmp_path, embedder):
 
 
 def test_newer_schema_is_refused(tmp_path, embedder):
+    (tmp_path / "a.txt").write_text("A document about kettles.")
     with KnowledgeBase.open(tmp_path, embedder) as kb:
+        kb.ingest([tmp_path / "a.txt"])
         kb._store._connection.execute("PRAGMA user_version = 99")
     with pytest.raises(KnowledgeBaseError, match="schema version 99"):
         KnowledgeBase.open(tmp_path, embedder)
