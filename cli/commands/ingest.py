@@ -112,8 +112,11 @@ def show_report(report: Any, folder: Path, dry_run: bool, as_json: bool) -> None
             for entry in facts[name]:
                 click.echo(neutralise(f"{name:<8} {entry}"))
     counts = [f"{len(facts[name])} {name}" for name in CHANGES]
-    counts += [f"{len(report.unchanged)} unchanged", f"{len(report.skipped)} skipped", f"{len(report.ignored)} of other types ignored"]
+    counts += [f"{len(report.unchanged)} unchanged", f"{len(report.skipped)} skipped", f"{len(report.ignored)} ignored"]
     click.echo(neutralise(f"{'would be: ' if dry_run else ''}{', '.join(counts)}; knowledge base {folder}"))
+    for item in report.ignored:
+        if Path(item.path).is_dir():  # of files it would be every picture; a folder is a link that leads outside
+            click.echo(f"ignored {one_line(item.path)}: {one_line(item.reason)}", err=True)
     for item in report.skipped:
         click.echo(f"skipped {one_line(item.path)}: {one_line(item.reason)}", err=True)
 

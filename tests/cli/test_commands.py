@@ -204,6 +204,12 @@ def test_ingest_reports_what_it_did(home: Path, tmp_path: Path) -> None:
     assert base.closed
 
 
+def test_ingest_names_ignored_folders_only(home: Path, tmp_path: Path) -> None:
+    ignored = [SimpleNamespace(path=str(tmp_path), reason="is a link"), SimpleNamespace(path="a.png", reason="type")]
+    result = invoke(ingest.main, [str(tmp_path)], FakeServices(None, FakeKnowledgeBase(report=report(ignored=ignored))), home)
+    assert result.exit_code == 0 and "2 ignored" in result.stdout and result.stderr == f"ignored {tmp_path}: is a link\n"
+
+
 def test_a_dry_run_opens_only_what_is_there(home: Path, tmp_path: Path) -> None:
     opened: list[tuple[Path, bool]] = []
 

@@ -112,6 +112,21 @@ def test_a_new_knowledge_base_that_others_have_open_stays(tmp_path, embedder, no
         check_consistent(kb)
 
 
+def test_links_to_folders_outside_are_not_followed(tmp_path):
+    for path in ("in/sub", "out"):
+        (tmp_path / path).mkdir(parents=True)
+        (tmp_path / path / "a.txt").write_text("text")
+    (tmp_path / "in" / "up").symlink_to("..")
+    (tmp_path / "in" / "away").symlink_to(tmp_path / "out")
+    (tmp_path / "in" / "zagain").symlink_to("sub")
+    (tmp_path / "in" / "file.txt").symlink_to(tmp_path / "out" / "a.txt")
+    found = discover([tmp_path / "in"])
+    assert [os.path.relpath(path, tmp_path) for path in found.files] == ["in/file.txt", "in/sub/a.txt"]
+    assert names(item.path for item in found.ignored) == ["away", "up"] and "outside" in found.ignored[0].reason
+    (tmp_path / "link").symlink_to("in")
+    assert len(discover([tmp_path / "link"]).files) == 2, "a link that is given itself is followed"
+
+
 def test_remove_missing_false_keeps_documents(kb, notes):
     kb.ingest([notes])
     (notes / "garden.txt").unlink()
