@@ -11,6 +11,7 @@ import re
 import unicodedata
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 
 from .documents import Block, Document
 
@@ -26,6 +27,7 @@ _SENTENCE_END = re.compile(
 )
 _ABBREVIATION = re.compile(r"(?:\b(?:e\.g|i\.e|etc|cf|vs|fig|no|dr|mr|mrs|ms|prof|st|approx|resp|[A-Za-z])|\d)\.\s+$", re.IGNORECASE)
 _SOFT_BREAK = re.compile(r"[\n\t ，、,;:：)\]}）]")
+COUNTED_TEXTS = 64  # the same sentence is counted to see whether it fits, as a unit, and as a chunk; 64 chunks are a few pages
 _MAX_CHARS_PER_TOK = 24  # a unit longer than that per allowed token is cut without counting it as a whole
 
 
@@ -86,6 +88,7 @@ def chunk_document(document: Document, count_tok: CountTok, config: ChunkConfig 
     have nothing under them but further headings (those are in the chunks' heading paths).
     """
     config = config or ChunkConfig()
+    count_tok = lru_cache(maxsize=COUNTED_TEXTS)(count_tok)
     chunks: list[Chunk] = []
     sections = list(_sections(document.blocks))
     for index, section in enumerate(sections):

@@ -236,6 +236,8 @@ class Ingest:
         known = self._store.vectors_by_passage(hashes)
         # Texts of like length in one batch waste no padding.
         missing = sorted((i for i in range(len(passages)) if hashes[i] not in known), key=lambda i: len(passages[i]))
+        n_characters = sum(len(passages[i]) for i in missing)
+        n_done = 0
         for start in range(0, len(missing), EMBED_BATCH):
             if self._is_cancelled():
                 return None
@@ -243,8 +245,8 @@ class Ingest:
             vectors = self._embedder.embed_passages([passages[i] for i in batch])
             known.update(zip((hashes[i] for i in batch), vectors, strict=True))
             self._report.n_embedded += len(batch)
-            share = (start + len(batch)) / len(missing)
-            done = min(progress.done_bytes + int(share * document.size_bytes), progress.total_bytes)
+            n_done += sum(len(passages[i]) for i in batch)  # by length, which is what embedding takes time for
+            done = min(progress.done_bytes + int(n_done / n_characters * document.size_bytes), progress.total_bytes)
             self._on_progress(replace(progress, done_bytes=done, n_chunks=progress.n_chunks + start + len(batch)))
         return np.stack([known[digest] for digest in hashes])
 

@@ -5,6 +5,8 @@ In: files and folders.  Out: the knowledge base brought up to date; a report of 
 
 import functools
 import sys
+import time
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,7 @@ from ..progress import COMPILING, ProgressLine
 from ..services import Services
 from ..text import neutralise, one_line, to_json
 
+FIRST_ESTIMATE_S = 5.0  # before that the rate is mostly that of starting
 CHANGES = ("added", "changed", "moved", "removed")
 
 
@@ -58,7 +61,7 @@ def main(
             with cancel_on_interrupt() as cancel:  # the document in hand is finished or left out, never half written
                 report = base.ingest(
                     list(paths),
-                    on_progress=functools.partial(show_progress, progress),
+                    on_progress=functools.partial(show_progress, progress, Remaining()),
                     dry_run=dry_run,
                     remove_missing=not keep_missing,
                     cancel=cancel,
@@ -79,13 +82,33 @@ def open_base(services: Services, folder: Path, encoder: Any, dry_run: bool) -> 
     return services.open_knowledge_base(folder if (folder / "kb.sqlite").exists() else Path(":memory:"), encoder)
 
 
-def show_progress(line: ProgressLine, progress: Any) -> None:
+class Remaining:
+    """How long the rest takes, by the rate so far. `clock` is in seconds."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic):
+        self._clock = clock
+        self._start: tuple[float, int] | None = None  # when the first report came, and what was done by then
+
+    def text(self, done: int, total: int) -> str:
+        """', about 12 min left'; '' as long as too little is done to tell, and at the end."""
+        now_s = self._clock()
+        if self._start is None:
+            self._start = (now_s, done)
+        passed_s, gained = now_s - self._start[0], done - self._start[1]
+        if passed_s < FIRST_ESTIMATE_S or gained <= 0 or done >= total:
+            return ""
+        left_s = passed_s * (total - done) / gained
+        return f", about {left_s / 60:.0f} min left" if left_s >= 90 else f", about {max(left_s, 1):.0f} s left"
+
+
+def show_progress(line: ProgressLine, remaining: Remaining, progress: Any) -> None:
     """Totals are of the work to be done: first files to compare, then bytes of the documents that are new or changed."""
     if progress.phase == "compare":
         line.report("comparing files", progress.done_documents, progress.total_documents)
     else:
         counts = f"document {min(progress.done_documents + 1, progress.total_documents)} of {progress.total_documents}"
-        line.report("reading", progress.done_bytes, progress.total_bytes, f"({counts}, {progress.n_chunks} passages)")
+        left = remaining.text(progress.done_bytes, progress.total_bytes)
+        line.report("reading", progress.done_bytes, progress.total_bytes, f"({counts}, {progress.n_chunks} passages{left})")
 
 
 def check_paths(paths: tuple[str, ...]) -> None:

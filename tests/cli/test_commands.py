@@ -210,6 +210,13 @@ def test_ingest_names_ignored_folders_only(home: Path, tmp_path: Path) -> None:
     assert result.exit_code == 0 and "2 ignored" in result.stdout and result.stderr == f"ignored {tmp_path}: is a link\n"
 
 
+def test_the_time_that_is_left_goes_by_the_rate_so_far() -> None:
+    times = iter([0.0, 1.0, 10.0, 20.0, 30.0])
+    remaining = ingest.Remaining(lambda: next(times))
+    texts = [remaining.text(done, 10_000) for done in (0, 10, 100, 5_000, 10_000)]
+    assert texts == ["", "", ", about 16 min left", ", about 20 s left", ""]
+
+
 def test_a_dry_run_opens_only_what_is_there(home: Path, tmp_path: Path) -> None:
     opened: list[tuple[Path, bool]] = []
 
