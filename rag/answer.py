@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from .citations import CitationParser, without_citations
-from .prompt import REFUSAL_MARKERS, Message, Prompt, prompt_text
+from .prompt import REFUSAL_MARKERS, Message, Prompt, Source, prompt_text
 from .retriever import Hit
 from .sentence_matcher import SentenceMatcher
-from .support import MatchedCitation, best_sentence, sentence_words, text_words
+from .support import FoundSentence, MatchedCitation, best_sentence, sentence_words, stated_in, text_words
 
 
 class AnswerSession(Protocol):
@@ -31,8 +31,10 @@ class AnswerSession(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Citation:
-    """What a number in the answer stands on. line counts from 1 in the file; quote is the whole chunk.
+    """What a number in the answer stands on; quote is the whole chunk.
 
+    line : from 1 in the file, of the sentence that the answer's first sentence with this number was taken from; of the chunk's
+        beginning when no sentence of it can be told, and in HTML
     origin : "model" when the model cited it; "matched" when it stands only where a sentence's words were found in it
     """
 
@@ -173,7 +175,7 @@ class _Writing:
     def __init__(self, prompt: Prompt, question: str):
         self._language, self._question, self._sources = prompt.language, question, prompt.sources
         self._wordless: str | None = ""  # citations and signs, held until a word comes; None from then on
-        self.quoted = False
+        self._quotation: tuple[int, FoundSentence] | None = None
         self._beginning: str | None = ""  # held as long as it may be the refusal; None once something else has begun
         self.parser = CitationParser(len(prompt.sources))
         texts = {source.number: text_words(source.hit.chunk.heading_path, source.hit.chunk.text) for source in prompt.sources}
@@ -199,6 +201,10 @@ class _Writing:
             return text
         return self._instead()
 
+    @property
+    def quoted(self) -> bool:
+        return self._quotation is not None
+
     def _with_words(self, text: str) -> str:
         """The text, held back as long as there is no word in it."""
         if self._wordless is None:
@@ -209,6 +215,18 @@ class _Writing:
         text, self._wordless = self._wordless, None
         return text
 
+    def line_of(self, source: Source) -> int:
+        """Where in the file a source has what the answer says with its number."""
+        chunk = source.hit.chunk
+        stated = self.matcher.first_sentence.get(source.number)
+        if self._quotation is not None and self._quotation[0] == source.number:
+            found: FoundSentence | None = self._quotation[1]
+        else:
+            found = stated_in(stated, chunk.text, self._question) if stated else None
+        if found is None or source.hit.document.kind == "html":  # the text of HTML has other lines than the file
+            return chunk.line
+        return chunk.line + chunk.text.count("\n", 0, found.start)
+
     def _instead(self) -> str:
         """For an answer without a word: the sentence of a source the model named that the question is clearly about, or the refusal."""
         words = sentence_words(self._question)
@@ -217,8 +235,8 @@ class _Writing:
         able = [(source, sentence) for source, sentence in found if sentence is not None and sentence.share >= QUOTE_SUPPORT]
         if not able:
             return prompt_text("unanswerable", self._language)
-        self.quoted = True
         source, sentence = max(able, key=lambda pair: (pair[1].share, -pair[0].number))
+        self._quotation = (source.number, sentence)
         return prompt_text("quotation", self._language).format(sentence=" ".join(sentence.text.split()), number=source.number)
 
 
@@ -227,7 +245,10 @@ def _result(
 ) -> AnswerResult:
     origins = dict.fromkeys((match.number for match in writing.matcher.matched), "matched")
     origins |= dict.fromkeys(writing.matcher.of_model, "model")
-    sources = {source.number: citation_of(source.number, source.hit, origins.get(source.number, "model")) for source in prompt.sources}
+    sources = {
+        source.number: citation_of(source.number, source.hit, origins.get(source.number, "model"), writing.line_of(source))
+        for source in prompt.sources
+    }
     shown = CitationParser(len(prompt.sources))
     shown.feed(text)
     shown.finish()
@@ -249,10 +270,10 @@ def _result(
     )
 
 
-def citation_of(number: int, hit: Hit, origin: str = "model") -> Citation:
+def citation_of(number: int, hit: Hit, origin: str, line: int) -> Citation:
     """The facts behind a source's number."""
     document, chunk = hit.document, hit.chunk
-    return Citation(number, document.path, document.title, chunk.heading_path, chunk.line, chunk.text, document.id, chunk.id, origin)
+    return Citation(number, document.path, document.title, chunk.heading_path, line, chunk.text, document.id, chunk.id, origin)
 
 
 QUOTE_SUPPORT = 0.4  # of a question by a sentence that is shown in place of an answer: a question's own words take up the rest

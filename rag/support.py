@@ -18,6 +18,7 @@ from .text_index import index_tokens, query_tokens
 CLEAR_SUPPORT = 0.6
 # What unrelated texts of one subject share: its two or three commonest words.
 NO_SUPPORT = 0.25
+PLACE_SUPPORT = 0.4  # between the two: the passage is known, only its sentence is looked for
 LEAST_WORDS = 2  # a sentence of fewer says nothing that could be looked up by itself
 
 
@@ -93,6 +94,19 @@ def best_sentence(words: set[str], passage: str) -> FoundSentence | None:
         if share > (best.share if best else 0.0):
             best = FoundSentence(start + len(text) - len(text.lstrip()), text.strip(), share)
     return best
+
+
+def stated_in(sentence: str, passage: str, question: str = "") -> FoundSentence | None:
+    """The sentence of a passage that a sentence of an answer was taken from; None when none shares enough with it.
+
+    question : gives the words that a short answer leaves out; the passage's sentence must then hold the whole answer
+    """
+    words = sentence_words(sentence)
+    found = best_sentence(words, passage)
+    if found is not None and len(words) < LEAST_WORDS:
+        whole = best_sentence(words | sentence_words(question), passage)
+        found = whole if whole is not None and words <= set(index_tokens(whole.text)) else found
+    return found if found is not None and found.share >= PLACE_SUPPORT else None
 
 
 def text_words(heading_path: Sequence[str], text: str) -> set[str]:

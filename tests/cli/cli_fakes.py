@@ -154,7 +154,7 @@ def fake_hit(
 ) -> SimpleNamespace:
     """A hit of the word search; of the vector search too when it has a cosine."""
     return SimpleNamespace(
-        document=SimpleNamespace(path=path, title=path, id=1),
+        document=SimpleNamespace(path=path, title=path, id=1, kind="text"),
         chunk=SimpleNamespace(text=text, heading_path=heading_path, line=line, id=hash((path, line, text))),
         score=0.03,
         lexical_rank=1,

@@ -258,7 +258,7 @@ def chat_once(home: Path, base: FakeKnowledgeBase | None, engine: FakeEngine, *a
 def test_once_answers_and_exits(home: Path) -> None:
     base, engine = FakeKnowledgeBase(fake_hit("a.md", "text")), FakeEngine(["So it is [1]."])
     result = chat_once(home, base, engine, "--once", "How?", "--scope", "docs", "--temp", "0.2", "-n", "20")
-    assert result.exit_code == 0 and result.stdout == "So it is [1].\n[1]\ta.md:1\t\n"
+    assert result.exit_code == 0 and result.stdout == "So it is [1].\n[1]\ta.md:1\n"
     (asked,) = base.asked
     assert (asked["question"], asked["scope"], asked["max_tokens"], asked["sampling"].temperature) == ("How?", "docs", 20, 0.2)
     assert engine.closed and base.closed
@@ -310,7 +310,7 @@ def test_without_a_model_questions_search(tmp_path: Path) -> None:
     home = make_home(tmp_path, chat=False)
     base = FakeKnowledgeBase(fake_hit("a.md", "the text"))
     result = chat_once(home, base, FakeEngine(), stdin="where?\n")
-    assert "[1]\ta.md:1\t" in result.stdout and "the text" in result.stdout
+    assert "[1]\ta.md:1\n" in result.stdout and "the text" in result.stdout
     result = chat_once(home, base, FakeEngine(), "--once", "where?")
     assert result.exit_code == FAILED and "no chat model" in result.stderr and "bootstrap.py demo" in result.stderr
 

@@ -33,7 +33,7 @@ def test_citations_lead_to_the_source(filled):
     assert any(isinstance(event, PrefillEvent) for event in events)
     assert result.text == "It evicts the least recently used [2]." and not result.uncited and not result.unanswerable
     citation = result.citations[0]
-    assert citation.path.endswith("cache.md") and citation.number == 2 and citation.line == 5 and citation.origin == "model"
+    assert citation.path.endswith("cache.md") and citation.number == 2 and citation.line == 8 and citation.origin == "model"
     system = session.prompts[0][0]["content"]
     source = system.split('<source id="2"')[1].split("</source>")[0]
     assert citation.quote in source
@@ -44,6 +44,25 @@ def test_unknown_numbers_are_marked(filled):
     _, _, result = ask(filled, ["It does [9] and ", "[1,", " 42]."])
     assert result.text == "It does [9?] and [1][42?]." and result.unknown_citations == (9, 42)
     assert [citation.number for citation in result.citations] == [1]
+
+
+@pytest.mark.parametrize(
+    ("answer", "line"),
+    [
+        ("The key is under the third flowerpot [1].", 5),
+        ("Visitors ring the bell twice, says the note [1].", 3),
+        ("Third [1].", 5),
+        ("Nothing of all that is certain [1].", 1),
+        ("[1]", 5),
+    ],
+)
+@pytest.mark.parametrize("suffix", [".txt", ".html"])
+def test_a_citation_names_the_line_of_the_fact(kb, tmp_path, answer, line, suffix):
+    text = "About the house.\nVisitors are welcome on\nSundays. Visitors ring the bell twice.\nThe garden is shut.\nThe key is "
+    (tmp_path / f"house{suffix}").write_text(text + "under the third flowerpot.\n")
+    kb.ingest([tmp_path])
+    _, _, result = ask(kb, [answer], question="Under which flowerpot is the key?")
+    assert [citation.line for citation in result.citations] == [line if suffix == ".txt" else 1]
 
 
 def test_an_answer_without_citation_says_so(filled):
