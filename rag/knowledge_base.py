@@ -80,9 +80,9 @@ class KnowledgeBase:
         store = Store.open(IN_MEMORY if in_memory else os.path.join(folder, DATABASE_NAME), create=create or in_memory)
         try:
             if embedder is None:
-                store.bind_embedder(NO_EMBEDDER, 0)
+                store.bind_embedder(NO_EMBEDDER, 0, NO_EMBEDDER)
             else:
-                store.bind_embedder(embedder.fingerprint, embedder.dimension)
+                store.bind_embedder(embedder.fingerprint, embedder.dimension, embedder.name)
             relevance = relevance or (embedder.relevance if embedder else Relevance())
             base = cls(folder, store, embedder, chunks or ChunkConfig(), relevance)
             base._made, base._made_folder = made, made_folder
@@ -134,6 +134,7 @@ class KnowledgeBase:
         run = Ingest(self._store, self._embedder, self._chunks, collection=collection, on_progress=on_progress, cancel=cancel)
         report = run.run([os.fspath(path) for path in paths], dry_run=dry_run, remove_missing=remove_missing)
         if not dry_run and self._store.generation:
+            self._store.name_embedder(self._embedder.name if self._embedder else NO_EMBEDDER)
             self._save_index()
         return report
 

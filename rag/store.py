@@ -188,8 +188,14 @@ class Store:
     def dimension(self) -> int:
         return int(self.fact("dimension") or 0)
 
-    def bind_embedder(self, fingerprint: str, dimension: int) -> None:
-        """Remember the embedder of a new knowledge base; refuse any other afterwards.
+    def name_embedder(self, name: str) -> None:
+        """Remember what users call the embedder, for messages, unless it has a name."""
+        if self.fact("embedder_name") is None:
+            with self._transaction() as connection:
+                _set_fact(connection, "embedder_name", name)
+
+    def bind_embedder(self, fingerprint: str, dimension: int, name: str) -> None:
+        """Remember the embedder of a new knowledge base; refuse any other afterwards. `name` is for the message alone.
 
         Raises EmbedderMismatchError.
         """
@@ -201,8 +207,11 @@ class Store:
                 _set_fact(connection, "embedder", fingerprint)
                 _set_fact(connection, "dimension", str(dimension))
             elif known != fingerprint or self.dimension != dimension:
+                first, second = self.fact("embedder_name") or known, name
+                if first == second:  # two versions of one model
+                    first, second = f"{first} {known[:8]}", f"{second} {fingerprint[:8]}"
                 raise EmbedderMismatchError(
-                    f"{self.path!r} was made with embedder {known!r} ({self.dimension} dimensions), now {fingerprint!r} "
+                    f"{self.path!r} was made with embedder {first!r} ({self.dimension} dimensions), now {second!r} "
                     f"({dimension} dimensions) is in use: open it with the first, or ingest the documents into a new folder"
                 )
 

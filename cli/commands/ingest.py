@@ -56,6 +56,7 @@ def main(
     with ProgressLine(sys.stderr) as progress:
         with progress.waiting("opening the embedder", COMPILING):
             embedder_model = services.open_encoder(model)
+            embedder_model.name = model.name  # what messages about the knowledge base call it
         with closing(embedder_model) as encoder, closing(open_base(services, folder, encoder, dry_run)) as base:
             options = {} if collection is None else {"collection": collection}
             with cancel_on_interrupt() as cancel:  # the document in hand is finished or left out, never half written

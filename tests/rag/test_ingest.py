@@ -350,6 +350,18 @@ def test_another_embedder_is_refused(tmp_path, notes):
             KnowledgeBase.open(tmp_path / "kb", other)
 
 
+def test_an_embedder_is_named_as_its_user_knows_it(tmp_path, notes):
+    first, second = HashingEmbedder(64), HashingEmbedder(32)
+    first.name, second.name = "small-model", "large-model"
+    with KnowledgeBase.open(tmp_path / "kb", first) as kb:
+        kb.ingest([notes])
+    with pytest.raises(EmbedderMismatchError, match=r"'small-model' \(64 dim.*now 'large-model' \(32 dim"):
+        KnowledgeBase.open(tmp_path / "kb", second)
+    second.name = "small-model"
+    with pytest.raises(EmbedderMismatchError, match=r"'small-model hashing-' .*'small-model hashing-'"):
+        KnowledgeBase.open(tmp_path / "kb", second)
+
+
 def test_not_a_knowledge_base(tmp_path, embedder):
     with pytest.raises(KnowledgeBaseError, match="does not exist"):
         KnowledgeBase.open(tmp_path / "none", embedder, create=False)
