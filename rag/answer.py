@@ -4,17 +4,18 @@ In:  a session, a prompt with numbered sources
 Out: AnswerEvents: what was found, text as it comes, and a result that says what each citation stands on
 """
 
+import re
 import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from .citations import CitationParser
-from .prompt import REFUSAL_MARKERS, Message, Prompt, prompt_text
+from .citations import CitationParser, without_citations
+from .prompt import REFUSAL_MARKERS, Message, Prompt, Source, prompt_text
 from .retriever import Hit
 from .sentence_matcher import SentenceMatcher
-from .support import MatchedCitation, text_words
+from .support import FoundSentence, MatchedCitation, best_sentence, sentence_words, stated_in, text_words
 
 
 class AnswerSession(Protocol):
@@ -30,8 +31,10 @@ class AnswerSession(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Citation:
-    """What a number in the answer stands on. line counts from 1 in the file; quote is the whole chunk.
+    """What a number in the answer stands on; quote is the whole chunk.
 
+    line : from 1 in the file, of the sentence that the answer's first sentence with this number was taken from; of the chunk's
+        beginning when no sentence of it can be told, and in HTML
     origin : "model" when the model cited it; "matched" when it stands only where a sentence's words were found in it
     """
 
@@ -69,6 +72,7 @@ class AnswerResult:
     unknown_citations : numbers the model cited that do not exist
     unanswerable : the documents do not have the answer; `decided_by` is "retrieval" or "model"
     uncited : no source is cited and none could be matched: nothing in the text is checked
+    quoted : the model wrote no word, at most citations; the text is the sentence of a source that shares most with the question
     generation : libcolibri's GenerationStats; None when the model was not asked
     """
 
@@ -84,6 +88,7 @@ class AnswerResult:
     retrieval: RetrievalStats
     generation: Any
     finish_reason: str
+    quoted: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +162,7 @@ def stream_answer(
         if text := writing.feed(step.text):
             pieces.append(text)
             yield TextEvent(text)
-    if text := writing.finish(finish_reason == "stop"):
+    if text := writing.finish(finish_reason):
         pieces.append(text)
         yield TextEvent(text)
     retrieval = RetrievalStats(search_s, n_hits, len(prompt.sources), len(prompt.left_out), prompt.dropped_history, prompt.n_tok)
@@ -168,7 +173,9 @@ class _Writing:
     """From the model's text to the one that is shown: the refusal spelt out, unknown citations marked, missing ones matched."""
 
     def __init__(self, prompt: Prompt, question: str):
-        self._language = prompt.language
+        self._language, self._question, self._sources = prompt.language, question, prompt.sources
+        self._wordless: str | None = ""  # citations and signs, held until a word comes; None from then on
+        self._quotation: tuple[int, FoundSentence] | None = None
         self._beginning: str | None = ""  # held as long as it may be the refusal; None once something else has begun
         self.parser = CitationParser(len(prompt.sources))
         texts = {source.number: text_words(source.hit.chunk.heading_path, source.hit.chunk.text) for source in prompt.sources}
@@ -180,15 +187,57 @@ class _Writing:
             if may_become_refusal(self._beginning):
                 return ""
             piece, self._beginning = self._beginning, None
-        return self.matcher.feed(self.parser.feed(piece))
+        return self._with_words(self.matcher.feed(self.parser.feed(piece)))
 
-    def finish(self, complete: bool) -> str:
+    def finish(self, finish_reason: str) -> str:
         held, self._beginning = self._beginning, None
         if held and is_refusal_marker(held):
             return prompt_text("unanswerable", self._language)
         if held and says_unanswerable(held):
             return held
-        return self.matcher.feed(self.parser.feed(held or "") + self.parser.finish()) + self.matcher.finish(complete)
+        end = self.matcher.feed(self.parser.feed(held or "") + self.parser.finish())
+        text = self._with_words(end + self.matcher.finish(finish_reason == "stop"))
+        if self._wordless is None or finish_reason == "cancelled":
+            return text
+        return self._instead()
+
+    @property
+    def quoted(self) -> bool:
+        return self._quotation is not None
+
+    def _with_words(self, text: str) -> str:
+        """The text, held back as long as there is no word in it."""
+        if self._wordless is None:
+            return text
+        self._wordless += text
+        if not _WORD.search(without_citations(self._wordless)):
+            return ""
+        text, self._wordless = self._wordless, None
+        return text
+
+    def line_of(self, source: Source) -> int:
+        """Where in the file a source has what the answer says with its number."""
+        chunk = source.hit.chunk
+        stated = self.matcher.first_sentence.get(source.number)
+        if self._quotation is not None and self._quotation[0] == source.number:
+            found: FoundSentence | None = self._quotation[1]
+        else:
+            found = stated_in(stated, chunk.text, self._question) if stated else None
+        if found is None or source.hit.document.kind == "html":  # the text of HTML has other lines than the file
+            return chunk.line
+        return chunk.line + chunk.text.count("\n", 0, found.start)
+
+    def _instead(self) -> str:
+        """For an answer without a word: the sentence of a source the model named that the question is clearly about, or the refusal."""
+        words = sentence_words(self._question)
+        named = [source for source in self._sources if source.number in self.parser.cited]
+        found = [(source, best_sentence(words, source.hit.chunk.text)) for source in named]
+        able = [(source, sentence) for source, sentence in found if sentence is not None and sentence.share >= QUOTE_SUPPORT]
+        if not able:
+            return prompt_text("unanswerable", self._language)
+        source, sentence = max(able, key=lambda pair: (pair[1].share, -pair[0].number))
+        self._quotation = (source.number, sentence)
+        return prompt_text("quotation", self._language).format(sentence=" ".join(sentence.text.split()), number=source.number)
 
 
 def _result(
@@ -196,7 +245,10 @@ def _result(
 ) -> AnswerResult:
     origins = dict.fromkeys((match.number for match in writing.matcher.matched), "matched")
     origins |= dict.fromkeys(writing.matcher.of_model, "model")
-    sources = {source.number: citation_of(source.number, source.hit, origins.get(source.number, "model")) for source in prompt.sources}
+    sources = {
+        source.number: citation_of(source.number, source.hit, origins.get(source.number, "model"), writing.line_of(source))
+        for source in prompt.sources
+    }
     shown = CitationParser(len(prompt.sources))
     shown.feed(text)
     shown.finish()
@@ -214,14 +266,18 @@ def _result(
         retrieval=retrieval,
         generation=generation,
         finish_reason=finish_reason,
+        quoted=writing.quoted,
     )
 
 
-def citation_of(number: int, hit: Hit, origin: str = "model") -> Citation:
+def citation_of(number: int, hit: Hit, origin: str, line: int) -> Citation:
     """The facts behind a source's number."""
     document, chunk = hit.document, hit.chunk
-    return Citation(number, document.path, document.title, chunk.heading_path, chunk.line, chunk.text, document.id, chunk.id, origin)
+    return Citation(number, document.path, document.title, chunk.heading_path, line, chunk.text, document.id, chunk.id, origin)
 
+
+QUOTE_SUPPORT = 0.4  # of a question by a sentence that is shown in place of an answer: a question's own words take up the rest
+_WORD = re.compile(r"[^\W_]")
 
 _AROUND = " \t\n\"'“”「」*`.。!！"
 

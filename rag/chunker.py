@@ -11,6 +11,7 @@ import re
 import unicodedata
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 
 from .documents import Block, Document
 
@@ -26,6 +27,7 @@ _SENTENCE_END = re.compile(
 )
 _ABBREVIATION = re.compile(r"(?:\b(?:e\.g|i\.e|etc|cf|vs|fig|no|dr|mr|mrs|ms|prof|st|approx|resp|[A-Za-z])|\d)\.\s+$", re.IGNORECASE)
 _SOFT_BREAK = re.compile(r"[\n\t ，、,;:：)\]}）]")
+COUNTED_TEXTS = 64  # the same sentence is counted to see whether it fits, as a unit, and as a chunk; 64 chunks are a few pages
 _MAX_CHARS_PER_TOK = 24  # a unit longer than that per allowed token is cut without counting it as a whole
 
 
@@ -86,6 +88,7 @@ def chunk_document(document: Document, count_tok: CountTok, config: ChunkConfig 
     have nothing under them but further headings (those are in the chunks' heading paths).
     """
     config = config or ChunkConfig()
+    count_tok = lru_cache(maxsize=COUNTED_TEXTS)(count_tok)
     chunks: list[Chunk] = []
     sections = list(_sections(document.blocks))
     for index, section in enumerate(sections):
@@ -174,7 +177,7 @@ def _units(text: str, block: Block, count_tok: CountTok, max_tok: int) -> Iterat
             return
         spans = _lines(text, block.start, block.end)
     else:
-        spans = _sentences(text, block.start, block.end)
+        spans = sentence_spans(text, block.start, block.end)
     for start, end in spans:
         if _fits(text, start, end, count_tok, max_tok):
             yield _Unit(start, end, count_tok(text[start:end]), block.kind in ("paragraph", "list"))
@@ -194,8 +197,8 @@ def _lines(text: str, start: int, end: int) -> Iterator[tuple[int, int]]:
         start = stop
 
 
-def _sentences(text: str, start: int, end: int) -> Iterator[tuple[int, int]]:
-    """Spans that together cover text[start:end]."""
+def sentence_spans(text: str, start: int, end: int) -> Iterator[tuple[int, int]]:
+    """Sentences of a text as spans that together cover text[start:end]."""
     last = start
     for found in _SENTENCE_END.finditer(text, start, end):
         stop = found.end()

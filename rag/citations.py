@@ -12,6 +12,7 @@ _OPENERS = r"\[【［"
 _CLOSERS = r"\]】］"
 _BEGINNING = re.compile(rf"[{_OPENERS}][0-9\s,，、;-]{{0,40}}$")
 _TOKEN = re.compile(rf"`+|[{_OPENERS}]\s*[0-9]{{1,2}}(?:\s*[,，、;-]\s*[0-9]{{1,2}})*\s*[{_CLOSERS}]")
+_ANY = re.compile(rf"[{_OPENERS}][0-9\s,，、;?-]*[{_CLOSERS}]")
 
 
 class CitationParser:
@@ -62,6 +63,11 @@ class CitationParser:
         if all(1 <= number <= self._n_sources for number in numbers):
             return token
         return "".join(f"[{number}]" if 1 <= number <= self._n_sources else f"[{number}?]" for number in numbers)
+
+
+def without_citations(text: str) -> str:
+    """The text without its citations, those of unknown sources ("[9?]") included."""
+    return _ANY.sub("", text)
 
 
 def _numbers(token: str) -> list[int]:

@@ -3,7 +3,8 @@
 In:  paths of files and folders
 Out: files to read in a stable order; what is not read, with the reason
 
-Symbolic links are followed, each folder once, so that loops end. Hidden files and folders are left out.
+Symbolic links are followed, each folder once, so that loops end; not those to folders outside the path given.
+Hidden files and folders are left out.
 """
 
 import os
@@ -28,7 +29,7 @@ class Discovery:
 
     files : absolute paths, sorted
     skipped : documents and folders that should have been readable but are not
-    ignored : what is no document by its type (images, programs, pipes), or the same file by another name
+    ignored : what is no document by its type (images, programs, pipes), the same file by another name, links that lead outside
     roots : the given paths, absolute
     unlisted : folders that could not be listed; nothing is known about what is below them
     missing : given paths that do not exist
@@ -50,6 +51,7 @@ class _Walk:
     def visit(self, path: str, *, named: bool) -> None:
         """Take one file, or queue a folder's content; `named` files are read whatever their type."""
         pending = [(path, named)]
+        root = os.path.realpath(path)
         while pending:
             path, named = pending.pop()
             try:
@@ -57,7 +59,9 @@ class _Walk:
             except OSError as error:
                 self.found.skipped.append(SkippedFile(path, f"cannot be read: {error.strerror or error}"))
                 continue
-            if stat.S_ISDIR(facts.st_mode):
+            if stat.S_ISDIR(facts.st_mode) and not named and _leads_outside(path, root):
+                self.found.ignored.append(SkippedFile(path, "is a link to a folder outside the path given: give that folder itself"))
+            elif stat.S_ISDIR(facts.st_mode):
                 pending.extend((child, False) for child in self._children(path, facts))
             else:
                 self._file(path, facts, named)
@@ -114,6 +118,11 @@ def discover(paths: Sequence[str]) -> Discovery:
 def is_under(path: str, root: str) -> bool:
     """Whether a path is `root` or inside it."""
     return path == root or path.startswith(root.rstrip(os.sep) + os.sep)
+
+
+def _leads_outside(path: str, root: str) -> bool:
+    """Whether a path is a link to something that is not below `root` (both ends resolved)."""
+    return os.path.islink(path) and not is_under(os.path.realpath(path), root)
 
 
 def _is_utf8(path: str) -> bool:

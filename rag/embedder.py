@@ -24,6 +24,11 @@ class Embedder(Protocol):
         ...
 
     @property
+    def name(self) -> str:
+        """What a user knows it by, for messages; says nothing about its vectors."""
+        ...
+
+    @property
     def max_tok(self) -> int:
         """Longest input in tokens, prefixes included."""
         ...
@@ -59,10 +64,14 @@ class TextEncoder(Protocol):
 
 
 class EncoderEmbedder:
-    """An Embedder over colibri's own encoder, with the prefixes its model was trained with."""
+    """An Embedder over colibri's own encoder, with the prefixes its model was trained with.
 
-    def __init__(self, encoder: TextEncoder):
+    name : of the model, for messages; None takes the encoder's own `name`, if whoever opened it gave it one, else its fingerprint
+    """
+
+    def __init__(self, encoder: TextEncoder, name: str | None = None):
         self._encoder = encoder
+        self.name: str = name or getattr(encoder, "name", None) or encoder.fingerprint
         # Special tokens and the prefix take room in every input.
         self._overhead_tok = encoder.count_tok(max(encoder.query_prefix, encoder.passage_prefix, key=len)) + 4
 

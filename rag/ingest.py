@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from .chunker import Chunk, ChunkConfig, chunk_document
+from .chunker import Chunk, ChunkConfig, CountTok, chunk_document
 from .discover import Discovery, SkippedFile, discover, is_under
 from .documents import SUFFIXES, Document, parse_document, read_file
 from .embedder import Embedder
@@ -105,7 +105,9 @@ class Ingest:
         _check_found(found, known)
         files = list(self._hash_files(found.files))
         plan = self._plan(files, found, known, remove_missing and not self._cancel.is_set())
-        if not dry_run:
+        if dry_run:
+            self._try_out(plan)
+        else:
             self._apply(plan)
         return self._report
 
@@ -170,6 +172,14 @@ class Ingest:
             return None
         return gone_by_hash.pop(file.sha256), file, document.title
 
+    def _try_out(self, plan: _Plan) -> None:
+        """Read what would be written, so that a dry run names the files that the real one skips."""
+        for index, file in enumerate(plan.write):
+            if self._is_cancelled():
+                return
+            self._on_progress(IngestProgress("compare", file.path, 0, 0, index, len(plan.write), 0))
+            self._parse(file, count_words)  # whether there is text does not depend on who counts
+
     # ---- doing it
 
     def _apply(self, plan: _Plan) -> None:
@@ -193,16 +203,24 @@ class Ingest:
         if self._report.cancelled:
             self._forget_undone(plan)
 
-    def _write(self, file: _File, progress: IngestProgress) -> None:
+    def _parse(self, file: _File, count_tok: CountTok) -> tuple[Document, list[Chunk]] | None:
+        """A document and its chunks, at least one; None for a file that is skipped."""
         try:
             document = parse_document(file.path, *read_file(file.path))
         except DocumentError as error:
             self._skip(file.path, error.reason)
-            return
-        chunks = chunk_document(document, self._count_tok, self._config)
+            return None
+        chunks = chunk_document(document, count_tok, self._config)
         if not chunks:
             self._skip(file.path, "contains no text")
+            return None
+        return document, chunks
+
+    def _write(self, file: _File, progress: IngestProgress) -> None:
+        parsed = self._parse(file, self._count_tok)
+        if parsed is None:
             return
+        document, chunks = parsed
         vectors = self._embed(document, chunks, progress)
         if self._report.cancelled:
             return
@@ -218,6 +236,8 @@ class Ingest:
         known = self._store.vectors_by_passage(hashes)
         # Texts of like length in one batch waste no padding.
         missing = sorted((i for i in range(len(passages)) if hashes[i] not in known), key=lambda i: len(passages[i]))
+        n_characters = sum(len(passages[i]) for i in missing)
+        n_done = 0
         for start in range(0, len(missing), EMBED_BATCH):
             if self._is_cancelled():
                 return None
@@ -225,8 +245,8 @@ class Ingest:
             vectors = self._embedder.embed_passages([passages[i] for i in batch])
             known.update(zip((hashes[i] for i in batch), vectors, strict=True))
             self._report.n_embedded += len(batch)
-            share = (start + len(batch)) / len(missing)
-            done = min(progress.done_bytes + int(share * document.size_bytes), progress.total_bytes)
+            n_done += sum(len(passages[i]) for i in batch)  # by length, which is what embedding takes time for
+            done = min(progress.done_bytes + int(n_done / n_characters * document.size_bytes), progress.total_bytes)
             self._on_progress(replace(progress, done_bytes=done, n_chunks=progress.n_chunks + start + len(batch)))
         return np.stack([known[digest] for digest in hashes])
 

@@ -27,6 +27,7 @@ from .vector_index import VectorIndex
 
 DATABASE_NAME = "kb.sqlite"
 INDEX_NAME = "kb.faiss"
+IN_MEMORY = ":memory:"  # SQLite's own name for it
 NO_EMBEDDER = "none"
 DEFAULT_ANSWER_TOK = 512
 DEFAULT_SOURCES = 3  # for 13 of 13 answerable questions the best three held the document with the answer; each more costs time
@@ -43,6 +44,7 @@ class KnowledgeBase:
         self._relevance = relevance
         self._index = VectorIndex(store, os.path.join(folder, INDEX_NAME)) if embedder else None
         self._retriever = Retriever(store, self._index, embedder)
+        self._made = self._made_folder = False  # by this opening: then closing takes away what was never used
 
     @classmethod
     def open(
@@ -58,26 +60,33 @@ class KnowledgeBase:
 
         Parameters
         ----------
+        folder : ":memory:" for one that is gone when it is closed, such as to find out what an ingest would do
         embedder : the model its vectors are made with, always the same one; None for full-text search alone
-        create : make it when it does not exist
+        create : make it when it does not exist; if it is closed without having got a document nothing is left behind
         chunks : how documents are cut; another setting cuts them again at the next ingest
         relevance : when a question counts as answerable; None takes what was measured for the embedder
 
         Raises KnowledgeBaseError, and EmbedderMismatchError when it was made with another embedder.
         """
-        folder = os.path.abspath(os.fspath(folder))
-        if create:
+        in_memory = os.fspath(folder) == IN_MEMORY
+        folder = IN_MEMORY if in_memory else os.path.abspath(os.fspath(folder))
+        made = create and not in_memory and not os.path.exists(os.path.join(folder, DATABASE_NAME))
+        made_folder = made and not os.path.exists(folder)
+        if create and not in_memory:
             try:
                 os.makedirs(folder, exist_ok=True)
             except OSError as error:
                 raise KnowledgeBaseError(f"{folder!r} cannot be made: {error.strerror or error}") from error
-        store = Store.open(os.path.join(folder, DATABASE_NAME), create=create)
+        store = Store.open(IN_MEMORY if in_memory else os.path.join(folder, DATABASE_NAME), create=create or in_memory)
         try:
             if embedder is None:
-                store.bind_embedder(NO_EMBEDDER, 0)
+                store.bind_embedder(NO_EMBEDDER, 0, NO_EMBEDDER)
             else:
-                store.bind_embedder(embedder.fingerprint, embedder.dimension)
-            return cls(folder, store, embedder, chunks or ChunkConfig(), relevance or (embedder.relevance if embedder else Relevance()))
+                store.bind_embedder(embedder.fingerprint, embedder.dimension, embedder.name)
+            relevance = relevance or (embedder.relevance if embedder else Relevance())
+            base = cls(folder, store, embedder, chunks or ChunkConfig(), relevance)
+            base._made, base._made_folder = made, made_folder
+            return base
         except BaseException:
             store.close()
             raise
@@ -89,8 +98,14 @@ class KnowledgeBase:
         self.close()
 
     def close(self) -> None:
-        """Close the files. Everything written is already committed."""
-        self._store.close()
+        """Close the files. Everything written is already committed; a knowledge base made here that got no document is deleted."""
+        if not self._made:
+            self._store.close()
+            return
+        self._made = False
+        self._store.discard_if_unused()
+        if self._made_folder and not os.listdir(self.folder):
+            os.rmdir(self.folder)
 
     def ingest(
         self,
@@ -107,7 +122,7 @@ class KnowledgeBase:
         Parameters
         ----------
         on_progress : called with IngestProgress, often
-        dry_run : find out what would be done, and do nothing
+        dry_run : find out what would be done, by reading the documents, and write nothing
         remove_missing : take out documents under `paths` whose files are gone (a moved file keeps its chunks)
         collection : a name by which searches can be restricted
         cancel : when set, stop after the present batch; what is committed stays
@@ -118,8 +133,9 @@ class KnowledgeBase:
         """
         run = Ingest(self._store, self._embedder, self._chunks, collection=collection, on_progress=on_progress, cancel=cancel)
         report = run.run([os.fspath(path) for path in paths], dry_run=dry_run, remove_missing=remove_missing)
-        if self._index is not None and not dry_run:
-            self._index.save()
+        if not dry_run and self._store.generation:
+            self._store.name_embedder(self._embedder.name if self._embedder else NO_EMBEDDER)
+            self._save_index()
         return report
 
     def search(self, query: str, limit: int = 8, scope: Scope | None = None) -> list[Hit]:
@@ -160,13 +176,15 @@ class KnowledgeBase:
         limit : most sources given to the model
 
         When the search finds nothing relevant the model is not asked. Raises ContextLengthError when the question does not fit,
-        ConfigError when the model has no tokenizer.
+        ConfigError when the model has no tokenizer, KnowledgeBaseError when there are no documents at all.
         """
         tokenizer = session.engine.tokenizer
         if tokenizer is None:
             raise ConfigError("the answering model has no tokenizer: convert it again with its tokenizer file")
         started_s = time.perf_counter()
         hits = tuple(self.search(question, limit, scope))
+        if not hits and not self._store.n_chunks():
+            raise KnowledgeBaseError(f"the knowledge base in {self.folder!r} is empty: ingest some documents first")
         answerable = bool(self.relevant(question, hits))
         search_s = time.perf_counter() - started_s
         yield RetrievedEvent(hits, answerable)
@@ -197,9 +215,12 @@ class KnowledgeBase:
             raise KnowledgeBaseError(f"{os.fspath(path)!r} is not in the knowledge base: its documents are listed by `documents`")
         for record in records:
             self._store.remove_document(record.id)
-        if self._index is not None:
-            self._index.save()
+        self._save_index()
         return [record.path for record in records]
+
+    def _save_index(self) -> None:
+        if self._index is not None and self.folder != IN_MEMORY:
+            self._index.save()
 
     def stats(self) -> StoreStats:
         """Counts of documents, chunks and vectors, the file's size and the generation."""

@@ -20,7 +20,7 @@ Message = dict[str, str]
 
 HISTORY_SHARE = 0.25  # of the budget; sources matter more
 _MESSAGE_TOK = 8  # what a chat template adds around one message, at most, in the families supported
-_NAMES = ("system", "unanswerable")
+_NAMES = ("system", "unanswerable", "quotation")
 
 # What a model writes when no source has the answer, by language of the prompt. A word, because small models repeat a whole sentence
 # of refusal whenever the prompt offers them one.
@@ -72,7 +72,7 @@ def question_language(question: str) -> str:
 
 
 def prompt_text(name: str, language: str) -> str:
-    """One of the texts in prompts/: "system" or "unanswerable", in "en" or "zh"."""
+    """One of the texts in prompts/: "system", "unanswerable" or "quotation", in "en" or "zh"."""
     assert name in _NAMES and language in ("en", "zh")
     return (resources.files(__package__) / "prompts" / f"{name}.{language}.txt").read_text(encoding="utf-8").strip()
 

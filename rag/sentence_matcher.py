@@ -38,6 +38,7 @@ class SentenceMatcher:
         self._in_code = False
         self.matched: list[MatchedCitation] = []
         self.of_model: set[int] = set()  # numbers that stand as the model wrote them
+        self.first_sentence: dict[int, str] = {}  # by number, the first sentence that carries it, without its citations
 
     def feed(self, piece: str) -> str:
         """What can be shown by now."""
@@ -99,6 +100,8 @@ class SentenceMatcher:
         plain = _CITATION.sub("", sentence)
         left_alone = _APART.match(sentence) or plain.rstrip().endswith((":", "：")) or any(found.group(2) for found in citations)
         match = None if left_alone else match_sentence(plain.strip(), cited, self._texts, self._question)
+        for number in cited if match is None else (match.number,):
+            self.first_sentence.setdefault(number, plain.strip())
         if match is None:
             self.of_model.update(cited)
             return sentence

@@ -131,6 +131,22 @@ class Store:
         with self._lock:
             self._db.close()
 
+    def discard_if_unused(self) -> None:
+        """Close, and delete the file if no document was ever written to it and nobody else has it open."""
+        with self._lock:
+            unused = False
+            try:
+                if self.generation == 0:
+                    self._connection.execute("PRAGMA busy_timeout = 0")
+                    # Leaving write-ahead logging succeeds for the only user of a file.
+                    unused = self._connection.execute("PRAGMA journal_mode = DELETE").fetchone()[0] == "delete"
+            except sqlite3.OperationalError:
+                unused = False  # in use by another process, so it stays
+            finally:
+                self.close()
+            if unused:
+                os.unlink(self.path)
+
     @contextmanager
     def _transaction(self, kind: str = "IMMEDIATE") -> Iterator[sqlite3.Connection]:
         """All or nothing. IMMEDIATE takes the write lock at once; DEFERRED gives several reads one snapshot."""
@@ -172,8 +188,14 @@ class Store:
     def dimension(self) -> int:
         return int(self.fact("dimension") or 0)
 
-    def bind_embedder(self, fingerprint: str, dimension: int) -> None:
-        """Remember the embedder of a new knowledge base; refuse any other afterwards.
+    def name_embedder(self, name: str) -> None:
+        """Remember what users call the embedder, for messages, unless it has a name."""
+        if self.fact("embedder_name") is None:
+            with self._transaction() as connection:
+                _set_fact(connection, "embedder_name", name)
+
+    def bind_embedder(self, fingerprint: str, dimension: int, name: str) -> None:
+        """Remember the embedder of a new knowledge base; refuse any other afterwards. `name` is for the message alone.
 
         Raises EmbedderMismatchError.
         """
@@ -185,8 +207,11 @@ class Store:
                 _set_fact(connection, "embedder", fingerprint)
                 _set_fact(connection, "dimension", str(dimension))
             elif known != fingerprint or self.dimension != dimension:
+                first, second = self.fact("embedder_name") or known, name
+                if first == second:  # two versions of one model
+                    first, second = f"{first} {known[:8]}", f"{second} {fingerprint[:8]}"
                 raise EmbedderMismatchError(
-                    f"{self.path!r} was made with embedder {known!r} ({self.dimension} dimensions), now {fingerprint!r} "
+                    f"{self.path!r} was made with embedder {first!r} ({self.dimension} dimensions), now {second!r} "
                     f"({dimension} dimensions) is in use: open it with the first, or ingest the documents into a new folder"
                 )
 
@@ -341,7 +366,8 @@ class Store:
         with self._transaction("DEFERRED"):
             tables = ("documents", "chunks", "vectors")
             documents, chunks, vectors = (int(self._rows(f"SELECT count(*) FROM {table}")[0][0]) for table in tables)
-            return StoreStats(documents, chunks, vectors, os.path.getsize(self.path), self.generation)
+            size_bytes = self._rows("SELECT page_count * page_size FROM pragma_page_count(), pragma_page_size()")[0][0]
+            return StoreStats(documents, chunks, vectors, int(size_bytes), self.generation)
 
 
 def _chunk_record(row: tuple) -> ChunkRecord:

@@ -11,12 +11,14 @@ holds. Sharing words proves nothing: it tells which source a sentence was taken 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from .chunker import sentence_spans
 from .text_index import index_tokens, query_tokens
 
 # A sentence copied or shortened from a text shares nearly all of its words with it, one put into other words about half.
 CLEAR_SUPPORT = 0.6
 # What unrelated texts of one subject share: its two or three commonest words.
 NO_SUPPORT = 0.25
+PLACE_SUPPORT = 0.4  # between the two: the passage is known, only its sentence is looked for
 LEAST_WORDS = 2  # a sentence of fewer says nothing that could be looked up by itself
 
 
@@ -70,6 +72,41 @@ def match_sentence(sentence: str, cited: Sequence[int], texts: Mapping[int, set[
     if cited and max(support(words, texts[number]) for number in cited) >= NO_SUPPORT:
         return None
     return MatchedCitation(sentence, best, tuple(cited))
+
+
+@dataclass(frozen=True, slots=True)
+class FoundSentence:
+    """A sentence of a passage: passage[start:start + len(text)] == text; share is the support that was asked for, 0 to 1."""
+
+    start: int
+    text: str
+    share: float
+
+
+def best_sentence(words: set[str], passage: str) -> FoundSentence | None:
+    """The sentence of a passage that holds most of `words`, the first of equals, headings left out; None when no sentence holds any."""
+    best: FoundSentence | None = None
+    for start, end in sentence_spans(passage, 0, len(passage)):
+        text = passage[start:end]
+        if text.lstrip().startswith("#") and "\n" not in text.strip():
+            continue  # a heading says what a passage is about and states nothing
+        share = support(words, set(index_tokens(text)))
+        if share > (best.share if best else 0.0):
+            best = FoundSentence(start + len(text) - len(text.lstrip()), text.strip(), share)
+    return best
+
+
+def stated_in(sentence: str, passage: str, question: str = "") -> FoundSentence | None:
+    """The sentence of a passage that a sentence of an answer was taken from; None when none shares enough with it.
+
+    question : gives the words that a short answer leaves out; the passage's sentence must then hold the whole answer
+    """
+    words = sentence_words(sentence)
+    found = best_sentence(words, passage)
+    if found is not None and len(words) < LEAST_WORDS:
+        whole = best_sentence(words | sentence_words(question), passage)
+        found = whole if whole is not None and words <= set(index_tokens(whole.text)) else found
+    return found if found is not None and found.share >= PLACE_SUPPORT else None
 
 
 def text_words(heading_path: Sequence[str], text: str) -> set[str]:

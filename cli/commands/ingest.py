@@ -5,6 +5,8 @@ In: files and folders.  Out: the knowledge base brought up to date; a report of 
 
 import functools
 import sys
+import time
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,7 @@ from ..progress import COMPILING, ProgressLine
 from ..services import Services
 from ..text import neutralise, one_line, to_json
 
+FIRST_ESTIMATE_S = 5.0  # before that the rate is mostly that of starting
 CHANGES = ("added", "changed", "moved", "removed")
 
 
@@ -53,12 +56,13 @@ def main(
     with ProgressLine(sys.stderr) as progress:
         with progress.waiting("opening the embedder", COMPILING):
             embedder_model = services.open_encoder(model)
-        with closing(embedder_model) as encoder, closing(services.open_knowledge_base(folder, encoder, create=True)) as base:
+            embedder_model.name = model.name  # what messages about the knowledge base call it
+        with closing(embedder_model) as encoder, closing(open_base(services, folder, encoder, dry_run)) as base:
             options = {} if collection is None else {"collection": collection}
             with cancel_on_interrupt() as cancel:  # the document in hand is finished or left out, never half written
                 report = base.ingest(
                     list(paths),
-                    on_progress=functools.partial(show_progress, progress),
+                    on_progress=functools.partial(show_progress, progress, Remaining()),
                     dry_run=dry_run,
                     remove_missing=not keep_missing,
                     cancel=cancel,
@@ -72,13 +76,40 @@ def main(
         raise SystemExit(SKIPPED)
 
 
-def show_progress(line: ProgressLine, progress: Any) -> None:
+def open_base(services: Services, folder: Path, encoder: Any, dry_run: bool) -> Any:
+    """The knowledge base to bring up to date; in a dry run nothing is made, so one that is not there is stood in for in memory."""
+    if not dry_run:
+        return services.open_knowledge_base(folder, encoder, create=True)
+    return services.open_knowledge_base(folder if (folder / "kb.sqlite").exists() else Path(":memory:"), encoder)
+
+
+class Remaining:
+    """How long the rest takes, by the rate so far. `clock` is in seconds."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic):
+        self._clock = clock
+        self._start: tuple[float, int] | None = None  # when the first report came, and what was done by then
+
+    def text(self, done: int, total: int) -> str:
+        """', about 12 min left'; '' as long as too little is done to tell, and at the end."""
+        now_s = self._clock()
+        if self._start is None:
+            self._start = (now_s, done)
+        passed_s, gained = now_s - self._start[0], done - self._start[1]
+        if passed_s < FIRST_ESTIMATE_S or gained <= 0 or done >= total:
+            return ""
+        left_s = passed_s * (total - done) / gained
+        return f", about {left_s / 60:.0f} min left" if left_s >= 90 else f", about {max(left_s, 1):.0f} s left"
+
+
+def show_progress(line: ProgressLine, remaining: Remaining, progress: Any) -> None:
     """Totals are of the work to be done: first files to compare, then bytes of the documents that are new or changed."""
     if progress.phase == "compare":
         line.report("comparing files", progress.done_documents, progress.total_documents)
     else:
         counts = f"document {min(progress.done_documents + 1, progress.total_documents)} of {progress.total_documents}"
-        line.report("reading", progress.done_bytes, progress.total_bytes, f"({counts}, {progress.n_chunks} passages)")
+        left = remaining.text(progress.done_bytes, progress.total_bytes)
+        line.report("reading", progress.done_bytes, progress.total_bytes, f"({counts}, {progress.n_chunks} passages{left})")
 
 
 def check_paths(paths: tuple[str, ...]) -> None:
@@ -105,8 +136,11 @@ def show_report(report: Any, folder: Path, dry_run: bool, as_json: bool) -> None
             for entry in facts[name]:
                 click.echo(neutralise(f"{name:<8} {entry}"))
     counts = [f"{len(facts[name])} {name}" for name in CHANGES]
-    counts += [f"{len(report.unchanged)} unchanged", f"{len(report.skipped)} skipped", f"{len(report.ignored)} of other types ignored"]
+    counts += [f"{len(report.unchanged)} unchanged", f"{len(report.skipped)} skipped", f"{len(report.ignored)} ignored"]
     click.echo(neutralise(f"{'would be: ' if dry_run else ''}{', '.join(counts)}; knowledge base {folder}"))
+    for item in report.ignored:
+        if Path(item.path).is_dir():  # of files it would be every picture; a folder is a link that leads outside
+            click.echo(f"ignored {one_line(item.path)}: {one_line(item.reason)}", err=True)
     for item in report.skipped:
         click.echo(f"skipped {one_line(item.path)}: {one_line(item.reason)}", err=True)
 

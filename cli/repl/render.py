@@ -275,13 +275,13 @@ class Renderer:
         self._print(self.notes, f"error: {one_line(text)}", "red")
 
     def sources(self, sources: Iterable[Source], starred: Iterable[int] = ()) -> None:
-        """Sources with their places, a star at those in `starred`; number, place and section between tabs in a pipe."""
+        """Sources with their places, a star at those in `starred`; number, place and section (if it has one) between tabs in a pipe."""
         marked = set(starred)
         for source in sources:
             number = f"[{source.number}]{'*' if source.number in marked else ''}"
             place, heading = one_line(source.place), one_line(source.heading)
             if not self.console.is_terminal:
-                self.say(f"{number}\t{place}\t{heading}")
+                self.say("\t".join(filter(None, (number, place, heading))))
                 continue
             line = Text.assemble((f"{number} ", "bold cyan"), (place, "bold"))
             fits = cell_len(line.plain) + cell_len(heading) + 2 <= self.console.width

@@ -4,7 +4,7 @@ In: colibri_rag's Hit and AnswerResult.  Out: Source, with a number, a place tha
 """
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ..generation import stats_dict
@@ -55,7 +55,8 @@ def from_hits(hits: Any) -> tuple[Source, ...]:
 def from_result(hits: Any, result: Any) -> tuple[Source, ...]:
     """The sources that the model was given, under the numbers by which it cites them; all hits if it was given none."""
     by_chunk = {hit.chunk.id: hit for hit in hits}
-    return tuple(_from_hit(source.number, by_chunk[source.chunk_id]) for source in result.sources) or from_hits(hits)
+    sources = (replace(_from_hit(source.number, by_chunk[source.chunk_id]), line=source.line) for source in result.sources)
+    return tuple(sources) or from_hits(hits)
 
 
 def _from_hit(number: int, hit: Any) -> Source:

@@ -65,6 +65,7 @@ class ReplState:
     def open_knowledge_base(self, folder: Path, embedder: Path) -> None:
         """Open the documents and the embedder they were ingested with."""
         self.encoder = self.services.open_encoder(embedder)
+        self.encoder.name = embedder.name  # what messages about the knowledge base call it
         self.knowledge_base = self.services.open_knowledge_base(folder, self.encoder)
 
     def open_model(self, path: Path, on_progress: Callable[[str, int, int], None] | None = None) -> None:

@@ -125,11 +125,11 @@ class FakeServices:
                 on_progress("reading weights", 1, 2)
             return self.engine
 
-        replaced = {"sampling": FakeSampling, "scope": lambda path: path} | replaced
+        base = {"open_knowledge_base": lambda folder, embedder, create=False: self.knowledge_base}
+        replaced = {"sampling": FakeSampling, "scope": lambda path: path} | base | replaced
         return Services(
             open_engine=open_engine,
             open_encoder=lambda path: SimpleNamespace(close=lambda: None),
-            open_knowledge_base=lambda folder, embedder, create=False: self.knowledge_base,
             home=Home(home),
             **replaced,
         )
@@ -154,7 +154,7 @@ def fake_hit(
 ) -> SimpleNamespace:
     """A hit of the word search; of the vector search too when it has a cosine."""
     return SimpleNamespace(
-        document=SimpleNamespace(path=path, title=path, id=1),
+        document=SimpleNamespace(path=path, title=path, id=1, kind="text"),
         chunk=SimpleNamespace(text=text, heading_path=heading_path, line=line, id=hash((path, line, text))),
         score=0.03,
         lexical_rank=1,

@@ -204,6 +204,31 @@ def test_ingest_reports_what_it_did(home: Path, tmp_path: Path) -> None:
     assert base.closed
 
 
+def test_ingest_names_ignored_folders_only(home: Path, tmp_path: Path) -> None:
+    ignored = [SimpleNamespace(path=str(tmp_path), reason="is a link"), SimpleNamespace(path="a.png", reason="type")]
+    result = invoke(ingest.main, [str(tmp_path)], FakeServices(None, FakeKnowledgeBase(report=report(ignored=ignored))), home)
+    assert result.exit_code == 0 and "2 ignored" in result.stdout and result.stderr == f"ignored {tmp_path}: is a link\n"
+
+
+def test_the_time_that_is_left_goes_by_the_rate_so_far() -> None:
+    times = iter([0.0, 1.0, 10.0, 20.0, 30.0])
+    remaining = ingest.Remaining(lambda: next(times))
+    texts = [remaining.text(done, 10_000) for done in (0, 10, 100, 5_000, 10_000)]
+    assert texts == ["", "", ", about 16 min left", ", about 20 s left", ""]
+
+
+def test_a_dry_run_opens_only_what_is_there(home: Path, tmp_path: Path) -> None:
+    opened: list[tuple[Path, bool]] = []
+
+    def open_base(folder: Path, encoder: Any, create: bool = False) -> FakeKnowledgeBase:
+        opened.append((folder, create))
+        return FakeKnowledgeBase(report=report())
+
+    for arguments in (["--dry-run"], ["--dry-run", "--kb", str(tmp_path / "new")], ["--kb", str(tmp_path / "new")]):
+        invoke(ingest.main, [str(tmp_path), *arguments], FakeServices(), home, open_knowledge_base=open_base)
+    assert opened == [(home / "kb" / "default", False), (Path(":memory:"), False), (tmp_path / "new", True)]
+
+
 def test_ingest_names_each_skipped_file_and_exits_with_4(home: Path, tmp_path: Path) -> None:
     base = FakeKnowledgeBase(report=report(skipped=[SimpleNamespace(path="bad\x1b.pdf", reason="is damaged")]))
     result = invoke(ingest.main, [str(tmp_path)], FakeServices(None, base), home)
@@ -233,7 +258,7 @@ def chat_once(home: Path, base: FakeKnowledgeBase | None, engine: FakeEngine, *a
 def test_once_answers_and_exits(home: Path) -> None:
     base, engine = FakeKnowledgeBase(fake_hit("a.md", "text")), FakeEngine(["So it is [1]."])
     result = chat_once(home, base, engine, "--once", "How?", "--scope", "docs", "--temp", "0.2", "-n", "20")
-    assert result.exit_code == 0 and result.stdout == "So it is [1].\n[1]\ta.md:1\t\n"
+    assert result.exit_code == 0 and result.stdout == "So it is [1].\n[1]\ta.md:1\n"
     (asked,) = base.asked
     assert (asked["question"], asked["scope"], asked["max_tokens"], asked["sampling"].temperature) == ("How?", "docs", 20, 0.2)
     assert engine.closed and base.closed
@@ -285,7 +310,7 @@ def test_without_a_model_questions_search(tmp_path: Path) -> None:
     home = make_home(tmp_path, chat=False)
     base = FakeKnowledgeBase(fake_hit("a.md", "the text"))
     result = chat_once(home, base, FakeEngine(), stdin="where?\n")
-    assert "[1]\ta.md:1\t" in result.stdout and "the text" in result.stdout
+    assert "[1]\ta.md:1\n" in result.stdout and "the text" in result.stdout
     result = chat_once(home, base, FakeEngine(), "--once", "where?")
     assert result.exit_code == FAILED and "no chat model" in result.stderr and "bootstrap.py demo" in result.stderr
 

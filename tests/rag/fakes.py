@@ -15,7 +15,7 @@ class HashingEmbedder:
 
     def __init__(self, dimension=256, name="hashing", max_tok=512):
         self.dimension, self.fingerprint, self.max_tok = dimension, f"{name}-{dimension}", max_tok
-        self.n_embedded = 0
+        self.name, self.n_embedded = self.fingerprint, 0
 
     def count_tok(self, text):
         return sum(1 for _ in index_tokens(text)) + sum(not c.isalnum() and not c.isspace() for c in text)

@@ -3,7 +3,7 @@
 import threading
 
 import pytest
-from colibri_rag import DoneEvent, PrefillEvent, RetrievedEvent, TextEvent
+from colibri_rag import DoneEvent, KnowledgeBaseError, PrefillEvent, RetrievedEvent, TextEvent
 from colibri_rag.citations import CitationParser
 from colibri_rag.prompt import REFUSAL_MARKERS, as_plain_data, build_prompt, prompt_text, question_language
 from fakes import FakeSession
@@ -33,7 +33,7 @@ def test_citations_lead_to_the_source(filled):
     assert any(isinstance(event, PrefillEvent) for event in events)
     assert result.text == "It evicts the least recently used [2]." and not result.uncited and not result.unanswerable
     citation = result.citations[0]
-    assert citation.path.endswith("cache.md") and citation.number == 2 and citation.line == 5 and citation.origin == "model"
+    assert citation.path.endswith("cache.md") and citation.number == 2 and citation.line == 8 and citation.origin == "model"
     system = session.prompts[0][0]["content"]
     source = system.split('<source id="2"')[1].split("</source>")[0]
     assert citation.quote in source
@@ -44,6 +44,25 @@ def test_unknown_numbers_are_marked(filled):
     _, _, result = ask(filled, ["It does [9] and ", "[1,", " 42]."])
     assert result.text == "It does [9?] and [1][42?]." and result.unknown_citations == (9, 42)
     assert [citation.number for citation in result.citations] == [1]
+
+
+@pytest.mark.parametrize(
+    ("answer", "line"),
+    [
+        ("The key is under the third flowerpot [1].", 5),
+        ("Visitors ring the bell twice, says the note [1].", 3),
+        ("Third [1].", 5),
+        ("Nothing of all that is certain [1].", 1),
+        ("[1]", 5),
+    ],
+)
+@pytest.mark.parametrize("suffix", [".txt", ".html"])
+def test_a_citation_names_the_line_of_the_fact(kb, tmp_path, answer, line, suffix):
+    text = "About the house.\nVisitors are welcome on\nSundays. Visitors ring the bell twice.\nThe garden is shut.\nThe key is "
+    (tmp_path / f"house{suffix}").write_text(text + "under the third flowerpot.\n")
+    kb.ingest([tmp_path])
+    _, _, result = ask(kb, [answer], question="Under which flowerpot is the key?")
+    assert [citation.line for citation in result.citations] == [line if suffix == ".txt" else 1]
 
 
 def test_an_answer_without_citation_says_so(filled):
@@ -93,6 +112,27 @@ def test_the_model_may_say_it_does_not_know(filled):
 def test_the_refusal_is_one_word_and_spelt_out(filled, question, pieces, text):
     _, _, result = ask(filled, pieces, question=question)
     assert result.text == text and result.unanswerable == (text in ("The documents do not say.", "文档中没有相关内容。"))
+
+
+@pytest.mark.parametrize("pieces", [["[", "2", "]"], ["[2]. ", "[2]"], ["【2】。"], [" [2][9]\n"]])
+def test_citations_alone_are_no_answer(filled, pieces):
+    _, events, result = ask(filled, pieces, question="Which experts does the expert_cache evict?")
+    assert result.quoted and not result.unanswerable and [citation.number for citation in result.citations] == [2]
+    assert result.text.startswith("The model gave no answer of its own. Source 2 says: ") and result.text.endswith('" [2]')
+    assert sum(isinstance(event, TextEvent) for event in events) == 1, "nothing of the wordless answer was shown"
+
+
+@pytest.mark.parametrize("pieces", [["[1]"], ["[9]"], ["。"], [], [" \n"], ["[1] [", "1]"]])
+def test_an_answer_without_a_word_and_without_a_fitting_source_is_none(filled, pieces):
+    _, _, result = ask(filled, pieces)
+    assert result.text == "The documents do not say." and result.unanswerable and not result.quoted and result.citations == ()
+    _, _, result = ask(filled, pieces, question="专家缓存保存什么？")
+    assert result.quoted or result.unanswerable
+
+
+def test_a_short_answer_has_a_word(filled):
+    _, _, result = ask(filled, ["[2] ", "64", " [2]"])
+    assert "64" in result.text and not result.quoted
 
 
 @pytest.mark.parametrize(
@@ -153,6 +193,11 @@ def test_instructions_in_documents_stay_data(kb, tmp_path):
 def test_plain_text_is_not_disarmed():
     for text in ("a < b and c > d", "List<String> x = a[0];", "<div>html</div>", "x <| y |> z", "[1] INST"):
         assert as_plain_data(text) == text
+
+
+def test_an_empty_knowledge_base_is_named_as_such(kb):
+    with pytest.raises(KnowledgeBaseError, match=r"kb' is empty: ingest some documents first"):
+        ask(kb, ["never"])
 
 
 def test_cancel_and_no_tokenizer(filled):

@@ -59,6 +59,74 @@ def test_dry_run_changes_nothing(kb, notes):
     assert kb.stats().n_documents == 0
 
 
+def test_dry_run_foretells_what_is_skipped_and_makes_nothing(tmp_path, notes, embedder):
+    (notes / "empty.txt").write_bytes(b"")
+    (notes / "blank.md").write_text(" \n\n")
+    (notes / "binary.txt").write_bytes(bytes(range(256)) * 4)
+    before = sorted(tmp_path.rglob("*"))
+    with KnowledgeBase.open(":memory:", embedder) as kb:
+        dry = kb.ingest([notes], dry_run=True)
+        assert kb.stats().n_documents == 0
+    assert sorted(tmp_path.rglob("*")) == before and not os.path.exists(":memory:")
+    with KnowledgeBase.open(tmp_path / "kb", embedder) as kb:
+        real = kb.ingest([notes])
+    assert names(dry.added) == names(real.added) == ["cache.md", "garden.txt", "中文.md"]
+    assert sorted(dry.skipped, key=repr) == sorted(real.skipped, key=repr) and len(dry.skipped) == 3
+
+
+def test_a_knowledge_base_in_memory_works_like_any_other(notes, embedder):
+    with KnowledgeBase.open(":memory:", embedder) as kb:
+        kb.ingest([notes])
+        assert "黑猫" in kb.search("散步")[0].chunk.text and kb.stats().size_bytes > 0
+        check_consistent(kb)
+        assert names(kb.remove(notes / "garden.txt")) == ["garden.txt"]
+
+
+def test_a_failed_first_ingest_leaves_nothing(tmp_path, embedder, notes):
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "unreadable").mkdir()
+    (tmp_path / "unreadable" / "a.txt").write_bytes(b"")
+    with pytest.raises(IngestError), KnowledgeBase.open(tmp_path / "kb", embedder) as kb:
+        kb.ingest([tmp_path / "empty"])
+    assert not (tmp_path / "kb").exists()
+    with KnowledgeBase.open(tmp_path / "kb", embedder) as kb:
+        assert kb.ingest([tmp_path / "unreadable"]).skipped
+    assert not (tmp_path / "kb").exists()
+    (tmp_path / "kb").mkdir()
+    (tmp_path / "kb" / "mine").write_text("a file of the user")
+    KnowledgeBase.open(tmp_path / "kb", embedder).close()
+    assert names((tmp_path / "kb").iterdir()) == ["mine"]
+    with KnowledgeBase.open(tmp_path / "kb", embedder) as kb:
+        kb.ingest([notes])
+        kb.remove(notes)
+    assert (tmp_path / "kb" / "kb.sqlite").exists(), "an emptied knowledge base is kept"
+
+
+def test_a_new_knowledge_base_that_others_have_open_stays(tmp_path, embedder, notes):
+    first, second = (KnowledgeBase.open(tmp_path / "kb", embedder) for _ in range(2))
+    first.close()
+    second.ingest([notes])
+    second.close()
+    with KnowledgeBase.open(tmp_path / "kb", embedder, create=False) as kb:
+        assert kb.stats().n_documents == 3
+        check_consistent(kb)
+
+
+def test_links_to_folders_outside_are_not_followed(tmp_path):
+    for path in ("in/sub", "out"):
+        (tmp_path / path).mkdir(parents=True)
+        (tmp_path / path / "a.txt").write_text("text")
+    (tmp_path / "in" / "up").symlink_to("..")
+    (tmp_path / "in" / "away").symlink_to(tmp_path / "out")
+    (tmp_path / "in" / "zagain").symlink_to("sub")
+    (tmp_path / "in" / "file.txt").symlink_to(tmp_path / "out" / "a.txt")
+    found = discover([tmp_path / "in"])
+    assert [os.path.relpath(path, tmp_path) for path in found.files] == ["in/file.txt", "in/sub/a.txt"]
+    assert names(item.path for item in found.ignored) == ["away", "up"] and "outside" in found.ignored[0].reason
+    (tmp_path / "link").symlink_to("in")
+    assert len(discover([tmp_path / "link"]).files) == 2, "a link that is given itself is followed"
+
+
 def test_remove_missing_false_keeps_documents(kb, notes):
     kb.ingest([notes])
     (notes / "garden.txt").unlink()
@@ -282,6 +350,18 @@ def test_another_embedder_is_refused(tmp_path, notes):
             KnowledgeBase.open(tmp_path / "kb", other)
 
 
+def test_an_embedder_is_named_as_its_user_knows_it(tmp_path, notes):
+    first, second = HashingEmbedder(64), HashingEmbedder(32)
+    first.name, second.name = "small-model", "large-model"
+    with KnowledgeBase.open(tmp_path / "kb", first) as kb:
+        kb.ingest([notes])
+    with pytest.raises(EmbedderMismatchError, match=r"'small-model' \(64 dim.*now 'large-model' \(32 dim"):
+        KnowledgeBase.open(tmp_path / "kb", second)
+    second.name = "small-model"
+    with pytest.raises(EmbedderMismatchError, match=r"'small-model hashing-' .*'small-model hashing-'"):
+        KnowledgeBase.open(tmp_path / "kb", second)
+
+
 def test_not_a_knowledge_base(tmp_path, embedder):
     with pytest.raises(KnowledgeBaseError, match="does not exist"):
         KnowledgeBase.open(tmp_path / "none", embedder, create=False)
@@ -291,7 +371,9 @@ def test_not_a_knowledge_base(tmp_path, embedder):
 
 
 def test_newer_schema_is_refused(tmp_path, embedder):
+    (tmp_path / "a.txt").write_text("A document about kettles.")
     with KnowledgeBase.open(tmp_path, embedder) as kb:
+        kb.ingest([tmp_path / "a.txt"])
         kb._store._connection.execute("PRAGMA user_version = 99")
     with pytest.raises(KnowledgeBaseError, match="schema version 99"):
         KnowledgeBase.open(tmp_path, embedder)
