@@ -45,6 +45,7 @@ def reports_errors(function: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(function)
     def guarded(*args: Any, **kwargs: Any) -> Any:
+        replace_closed_streams()
         for stream in (sys.stdout, sys.stderr):
             if isinstance(stream, io.TextIOWrapper):
                 stream.reconfigure(errors="replace")  # a console of few characters shows '?', it does not end the program
@@ -66,6 +67,16 @@ def reports_errors(function: Callable[..., Any]) -> Callable[..., Any]:
             raise SystemExit(FAILED) from None
 
     return guarded
+
+
+def replace_closed_streams() -> None:
+    """Let standard streams that the caller closed (`>&-`) lead nowhere; Python has None in their place.
+
+    Opening takes the free descriptors, so that no model file becomes number 1 or 2 and is written to by a library's message.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))
 
 
 def user_message(error: BaseException) -> str | None:

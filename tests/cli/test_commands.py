@@ -1,6 +1,7 @@
 """Each command: what it prints where, its exit codes, its --help."""
 
 import json
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,7 +12,7 @@ from cli_fakes import INTERRUPT, FakeEngine, FakeKnowledgeBase, FakeServices, fa
 from click.testing import CliRunner, Result
 from colibri_cli.app import COMMANDS, main
 from colibri_cli.commands import chat, ingest
-from colibri_cli.errors import FAILED, INTERRUPTED, NOT_IN_DOCUMENTS, SKIPPED, USAGE
+from colibri_cli.errors import FAILED, INTERRUPTED, NOT_IN_DOCUMENTS, SKIPPED, USAGE, reports_errors
 
 from libcolibri.errors import ConfigError, FormatError
 
@@ -99,6 +100,14 @@ def test_ctrl_c_keeps_what_was_written(home: Path) -> None:
     result = run(home, FakeEngine(["half", INTERRUPT, "rest"]), "-p", "Hi")
     assert result.stdout == "half\n" and result.exit_code == INTERRUPTED
     assert "not complete" in result.stderr
+
+
+@pytest.mark.parametrize("closed", ["stdin", "stdout", "stderr"])
+def test_closed_streams_lead_nowhere(monkeypatch: pytest.MonkeyPatch, closed: str) -> None:
+    monkeypatch.setattr(sys, closed, None)
+    read = reports_errors(lambda: (sys.stdin.read() if closed == "stdin" else getattr(sys, closed).write("x"), sys.stderr.isatty()))
+    assert read()[0] in ("", 1)
+    getattr(sys, closed).close()
 
 
 @pytest.mark.parametrize(
