@@ -114,6 +114,7 @@ class FakeServices:
 
     engine: Any = None
     knowledge_base: Any = None
+    longest_context: int = 4096
     opened: list[tuple[Path, dict[str, Any]]] = field(default_factory=list)
 
     def services(self, home: Path, **replaced: Any) -> Services:
@@ -125,7 +126,13 @@ class FakeServices:
                 on_progress("reading weights", 1, 2)
             return self.engine
 
-        replaced = {"sampling": FakeSampling, "scope": lambda path: path} | replaced
+        tokenizer = None if self.engine is not None and self.engine.tokenizer is None else {"file": "tokenizer.json"}
+        replaced = {
+            "sampling": FakeSampling,
+            "scope": lambda path: path,
+            "read_manifest": lambda path: SimpleNamespace(tokenizer=tokenizer),
+            "longest_context": lambda manifest: self.longest_context,
+        } | replaced
         return Services(
             open_engine=open_engine,
             open_encoder=lambda path: SimpleNamespace(close=lambda: None),

@@ -85,7 +85,9 @@ def test_run_without_a_tokenizer_takes_and_gives_token_ids(home: Path) -> None:
     engine = FakeEngine(["", ""], tokenizer=None)
     assert run(home, engine, "-p", "[1, 2,3]").stdout == "100 101 \n"
     assert engine.prompts == [[1, 2, 3]]
-    result = run(home, FakeEngine("x", tokenizer=None), "-p", "hello")
+    fakes = FakeServices(FakeEngine("x", tokenizer=None))
+    result = invoke(main, ["run", "-m", "a-chat-model", "-p", "hello"], fakes, home)
+    assert not fakes.opened  # the model is not loaded for nothing
     assert result.exit_code == FAILED and "the prompt must be token ids such as '1 2 3', found 'hello'" in result.stderr
 
 
@@ -156,6 +158,20 @@ def test_perplexity(home: Path, tmp_path: Path) -> None:
     assert asked == [([3, 3, 5], 64, {"stride": 32})]
     result = invoke(main, [*arguments, "--json"], FakeServices(FakeEngine()), home, perplexity=measure)
     assert json.loads(result.stdout) == {"ppl": 7.25, "nll": 1.981, "n_tok": 2}
+
+
+@pytest.mark.parametrize(("longest", "window"), [(256, 256), (4096, 512)])
+def test_perplexity_takes_a_window_that_the_model_has(home: Path, tmp_path: Path, longest: int, window: int) -> None:
+    (tmp_path / "text.txt").write_text("one two")
+    asked: list[int] = []
+
+    def measure(engine: Any, token_ids: list[int], context_length: int, **options: Any) -> Any:
+        asked.append(context_length)
+        return SimpleNamespace(ppl=1.0, nll=0.0, n_tok=1)
+
+    fakes = FakeServices(FakeEngine(), longest_context=longest)
+    invoke(main, ["perplexity", "a-chat-model", str(tmp_path / "text.txt")], fakes, home, perplexity=measure)
+    assert asked == [window] and fakes.opened[0][1]["context_length"] == window
 
 
 def test_perplexity_refuses_what_is_not_utf8(home: Path, tmp_path: Path) -> None:
