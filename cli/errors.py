@@ -26,7 +26,7 @@ PIPE_CLOSED = 141  # 128 + SIGPIPE
 EXIT_CODES = {
     DONE: "done",
     FAILED: "an error, told in one line on standard error",
-    USAGE: "wrong arguments",
+    USAGE: "wrong arguments, told in one line",
     NOT_IN_DOCUMENTS: "colibri-chat --once: the documents do not say",
     SKIPPED: "colibri-ingest: done, but some files were skipped",
     INTERRUPTED: "interrupted with Ctrl-C",

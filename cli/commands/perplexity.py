@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from ..errors import reports_errors
-from ..options import command, engine_arguments, json_option, memory_options
+from ..options import Number, command, engine_arguments, json_option, memory_options
 from ..progress import OPENING, ProgressLine
 from ..services import Services
 from ..text import neutralise, to_json
@@ -27,11 +27,11 @@ WINDOW_TOK = 512
 @click.option(
     "--ctx",
     "context_length",
-    type=click.IntRange(min=2),
+    type=Number(int, 2),
     metavar="N",
     help="Tokens in a window.  [default: 512, or the model's context if that is shorter]",
 )
-@click.option("--stride", type=click.IntRange(min=1), metavar="N", help="Tokens from one window's start to the next.  [default: a window]")
+@click.option("--stride", type=Number(int, 1), metavar="N", help="Tokens from one window's start to the next.  [default: a window]")
 @json_option
 @click.pass_context
 @reports_errors
@@ -47,6 +47,8 @@ def perplexity(ctx: click.Context, model: str, textfile: str, stride: int | None
     manifest = services.read_manifest(path)  # what can be refused is refused before the model is loaded
     ready_ids = parse_token_ids(text) if manifest.tokenizer is None else None
     options["context_length"] = window = options["context_length"] or min(WINDOW_TOK, services.longest_context(manifest))
+    if stride and stride > window:
+        raise click.UsageError(f"--stride {stride}: expected at most the window of {window} tokens")
     with ProgressLine(sys.stderr) as progress:
         with progress.waiting(*OPENING):
             engine = services.open_engine(path, on_progress=progress.report, **engine_arguments(options))

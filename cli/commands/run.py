@@ -13,7 +13,7 @@ import click
 from ..errors import INTERRUPTED, reports_errors
 from ..generation import stats_dict, stats_line, stats_table
 from ..interrupt import cancel_on_interrupt
-from ..options import command, engine_arguments, engine_options, json_option, sampling_options, take_sampling
+from ..options import Number, command, engine_arguments, engine_options, json_option, sampling_options, take_sampling
 from ..progress import OPENING, ProgressLine
 from ..services import Services
 from ..text import neutralise, to_json
@@ -25,7 +25,7 @@ from ..text import neutralise, to_json
 @click.option("--system", metavar="TEXT", help="System message before the prompt.")
 @engine_options
 @sampling_options
-@click.option("-n", "--max-tokens", type=click.IntRange(min=1), metavar="N", help="Stop after N tokens.  [default: the context's end]")
+@click.option("-n", "--max-tokens", type=Number(int, 1), metavar="N", help="Stop after N tokens.  [default: the context's end]")
 @click.option("--stop", multiple=True, metavar="TEXT", help="Stop before this text; may be given several times.")
 @click.option("--raw", is_flag=True, help="Do not apply the chat template: continue the text as it is.")
 @json_option

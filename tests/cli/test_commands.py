@@ -116,21 +116,29 @@ def test_closed_streams_lead_nowhere(monkeypatch: pytest.MonkeyPatch, closed: st
     ("arguments", "message"),
     [
         (["-p", "  "], "the prompt is empty"),
-        (["-p", "x", "--expert-cache", "lots"], "'lots' is not auto, a number of experts per layer, or a size such as 6GB"),
-        (["-p", "x", "--threads", "0"], "0 is not in the range x>=1"),
+        (["-p", "x", "--expert-cache", "lots"], "error: --expert-cache lots: expected auto, a number of experts per layer"),
+        (["-p", "x", "--expert-cache", "0"], "error: --expert-cache 0: expected auto"),
+        (["-p", "x", "--expert-cache", "0GB"], "error: --expert-cache 0GB: expected auto"),
+        (["-p", "x", "--temp", "-1"], "error: --temp -1: expected a number from 0 to 100\n"),
+        (["-p", "x", "--temp", "nan"], "error: --temp nan: expected a number from 0 to 100\n"),
+        (["-p", "x", "--top-p", "0"], "error: --top-p 0: expected a number above 0 and at most 1\n"),
+        (["-p", "x", "--seed", "-1"], "error: --seed -1: expected a whole number of at least 0\n"),
+        (["-p", "x", "--top-k", "1.5"], "error: --top-k 1.5: expected a whole number of at least 0\n"),
+        (["-p", "x", "--ctx", "0"], "error: --ctx 0: expected a whole number of at least 1\n"),
+        (["-p", "x", "--threads", "0"], "error: --threads 0: expected a whole number from 1 to 256\n"),
         (["-p", "x", "--tmep", "1"], "No such option"),
     ],
 )
 def test_wrong_arguments_exit_with_2(home: Path, arguments: list[str], message: str) -> None:
     result = run(home, FakeEngine("x"), *arguments)
-    assert result.exit_code == USAGE and message in result.stderr
+    assert result.exit_code == USAGE and message in result.stderr and len(result.stderr.splitlines()) == 1
 
 
 def test_a_users_mistake_is_one_line(home: Path) -> None:
     def refuse(**fields: Any) -> None:
         raise ConfigError("top_p is 7.0,\nexpected 0 to 1 \x1b[2J")
 
-    result = run(home, FakeEngine("x"), "-p", "x", "--top-p", "7", sampling=refuse)
+    result = run(home, FakeEngine("x"), "-p", "x", "--top-p", "0.7", sampling=refuse)
     assert result.exit_code == FAILED and result.stderr == "error: top_p is 7.0, expected 0 to 1 ␛[2J\n"
 
 
