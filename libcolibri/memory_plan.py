@@ -240,7 +240,7 @@ def plan_memory(needs: Needs, budget: CacheBudget, kv: int, activations: int, co
 
 def size_text(n_bytes: int) -> str:
     """A size as people write it, in decimal units."""
-    for unit, factor in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
+    for unit, factor in (("TB", 10**12), ("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
         if abs(n_bytes) >= factor:
             return f"{n_bytes / factor:.1f} {unit}"
     return f"{n_bytes} bytes"

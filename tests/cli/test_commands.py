@@ -41,7 +41,7 @@ def test_run_prints_the_text_alone_on_standard_output(home: Path) -> None:
     assert result.stdout == "Hello\n" and result.exit_code == 0
     assert result.stderr.splitlines() == [
         "plan: 1.0 GB dense, 2.0 GB experts",
-        "3 tokens at 3.0/s, first after 0.50 s (10 prompt tokens, 4 reused), experts 90 % in memory, 4.0 KB read",
+        "3 tokens at 3.0/s, first after 0.50 s (10 prompt tokens, 4 reused), experts 90 % in memory, 4.1 kB read",
     ]
     assert engine.prompts == [[{"role": "system", "content": "Be short"}, {"role": "user", "content": "Hi"}]]
     assert engine.closed
@@ -202,14 +202,14 @@ def fake_manifest() -> SimpleNamespace:
 def test_verify_and_info(home: Path) -> None:
     fakes = FakeServices()
     result = invoke(main, ["verify", "a-chat-model"], fakes, home, verify=lambda path, report: fake_manifest())
-    assert result.stdout.endswith("a-chat-model: 1 files, 2.0 KB, all as recorded\n")
+    assert result.stdout.endswith("a-chat-model: 1 files, 2.0 kB, all as recorded\n")
 
     def damaged(path: Path, report: Any) -> None:
         raise FormatError(f"{path}: its contents are damaged")
 
     assert invoke(main, ["verify", "a-chat-model"], fakes, home, verify=damaged).exit_code == FAILED
     result = invoke(main, ["info", "a-chat-model"], fakes, home, read_manifest=lambda path: fake_manifest())
-    assert "expert layers  2 layers of 8 experts, 4.0 KB each (q4_k, q4_k, q6_k)" in result.stdout
+    assert "expert layers  2 layers of 8 experts, 4.1 kB each (q4_k, q4_k, q6_k)" in result.stdout
     assert "tokenizer" not in result.stdout
     result = invoke(main, ["info", "a-chat-model", "--json"], fakes, home, read_manifest=lambda path: fake_manifest())
     assert json.loads(result.stdout)["family"] == "qwen2_moe"
