@@ -168,7 +168,8 @@ class MemoryPlan:
 
     def line(self) -> str:
         """The plan in one line."""
-        parts = [f"dense {size_text(self.dense)}", f"KV {size_text(self.kv)} ({self.context_length} tokens)"]
+        tokens = "1 token" if self.context_length == 1 else f"{self.context_length} tokens"
+        parts = [f"dense {size_text(self.dense)}", f"KV {size_text(self.kv)} ({tokens})"]
         parts.append(f"activations {size_text(self.activations)}")
         if self.experts_total:
             share = f"of {size_text(self.experts_total)}, {100 * self.experts // self.experts_total} %" if self.streams_experts else "all"

@@ -41,7 +41,7 @@ def test_run_prints_the_text_alone_on_standard_output(home: Path) -> None:
     assert result.stdout == "Hello\n" and result.exit_code == 0
     assert result.stderr.splitlines() == [
         "plan: 1.0 GB dense, 2.0 GB experts",
-        "3 tokens at 3.0/s, first after 0.50 s (10 prompt tokens, 4 reused), experts 90 % in memory, 4.1 kB read",
+        "3 tokens at 3.0/s, first after 0.50 s (10 prompt tokens, 4 reused), expert hit rate 90 %, 4.1 kB read",
     ]
     assert engine.prompts == [[{"role": "system", "content": "Be short"}, {"role": "user", "content": "Hi"}]]
     assert engine.closed
