@@ -108,6 +108,19 @@ def test_a_paste_keeps_its_lines(home: Path) -> None:
     assert talk.state.turns[0].question == "line one\nline two\nline three"
 
 
+def test_commands_typed_while_something_runs_are_run_one_by_one(home: Path) -> None:
+    talk = Conversation(home, ["ok"])
+    screen = talk.keys("/set temperature 0.5\n/help open\nwhat is it?\n\nor not?\n/set top-k 3\n/quit\n/set top-k 4")
+    assert talk.state.sampling == {"temperature": 0.5, "top_k": 3} and "/open N" in screen
+    assert [turn.question for turn in talk.state.turns] == ["what is it?\n\nor not?"]
+
+
+def test_a_text_with_a_command_in_it_is_one_question(home: Path) -> None:
+    talk = Conversation(home, ["ok"])
+    talk.keys("\x1b[200~what does this do?\n/help\x1b[201~")
+    assert [turn.question for turn in talk.state.turns] == ["what does this do?\n/help"]
+
+
 def test_ctrl_j_and_alt_enter_start_a_new_line(home: Path) -> None:
     talk = Conversation(home, ["ok"])
     talk.keys("one\x0atwo\x1b\rthree")
