@@ -215,6 +215,25 @@ def test_verify_and_info(home: Path) -> None:
     assert json.loads(result.stdout)["family"] == "qwen2_moe"
 
 
+def test_info_without_a_model_lists_them(home: Path, tmp_path: Path) -> None:
+    def read(path: Path) -> SimpleNamespace:
+        if path.name == "a-embed-model":
+            raise FormatError("colibri.json is damaged")
+        return fake_manifest()
+
+    result = invoke(main, ["info"], FakeServices(), home, read_manifest=read)
+    assert result.exit_code == 0
+    assert result.stdout == "a-chat-model   decoder, qwen2_moe, q4_k_m, 2.0 kB\na-embed-model  colibri.json is damaged\n"
+    facts = json.loads(invoke(main, ["info", "--json"], FakeServices(), home, read_manifest=read).stdout)
+    assert [entry["name"] for entry in facts["models"]] == ["a-chat-model", "a-embed-model"]
+    assert "no models in" in invoke(main, ["info"], FakeServices(), tmp_path / "empty").stdout
+
+
+def test_a_model_that_is_not_there_is_told_with_those_that_are(home: Path) -> None:
+    result = invoke(main, ["info", "nosuch"], FakeServices(), home)
+    assert result.exit_code == FAILED and f"no model at nosuch, and {home / 'models'} has a-chat-model, a-embed-model:" in result.stderr
+
+
 # --- colibri-ingest
 
 
