@@ -4,6 +4,7 @@ In: the function behind a command.  Out: the same function, with a user's mistak
 A fault of our own (any other exception) keeps its traceback, because that is what a bug report needs.
 """
 
+import errno
 import functools
 import io
 import os
@@ -22,6 +23,7 @@ NOT_IN_DOCUMENTS = 3
 SKIPPED = 4
 INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 PIPE_CLOSED = 141  # 128 + SIGPIPE
+FULL_DRIVE = (errno.ENOSPC, errno.EDQUOT)
 
 EXIT_CODES = {
     DONE: "done",
@@ -85,6 +87,9 @@ def user_message(error: BaseException) -> str | None:
 
     if isinstance(error, ColibriError):
         return one_line(str(error))
+    if isinstance(error, OSError) and error.errno in FULL_DRIVE:
+        where = error.filename or "the output"  # writing to an open file or to standard output gives no name
+        return one_line(f"{where}: the drive is full: free some space there, or write somewhere else, and run the same command again")
     if isinstance(error, OSError) and error.strerror:
         return one_line(f"{error.filename}: {error.strerror}" if error.filename else error.strerror)
     if isinstance(error, MemoryError):

@@ -1,5 +1,6 @@
 """Each command: what it prints where, its exit codes, its --help."""
 
+import errno
 import json
 import sys
 from collections.abc import Sequence
@@ -12,7 +13,7 @@ from cli_fakes import INTERRUPT, FakeEngine, FakeKnowledgeBase, FakeServices, fa
 from click.testing import CliRunner, Result
 from colibri_cli.app import COMMANDS, main
 from colibri_cli.commands import chat, ingest
-from colibri_cli.errors import FAILED, INTERRUPTED, NOT_IN_DOCUMENTS, SKIPPED, USAGE, reports_errors
+from colibri_cli.errors import FAILED, INTERRUPTED, NOT_IN_DOCUMENTS, SKIPPED, USAGE, reports_errors, user_message
 
 from libcolibri.errors import ConfigError, FormatError
 
@@ -102,6 +103,12 @@ def test_ctrl_c_keeps_what_was_written(home: Path) -> None:
     result = run(home, FakeEngine(["half", INTERRUPT, "rest"]), "-p", "Hi")
     assert result.stdout == "half\n" and result.exit_code == INTERRUPTED
     assert "not complete" in result.stderr
+
+
+@pytest.mark.parametrize(("name", "where"), [(None, "the output"), ("kb.faiss", "kb.faiss")])
+def test_a_full_drive_is_told_with_a_remedy(name: str | None, where: str) -> None:
+    message = user_message(OSError(errno.ENOSPC, "No space left on device", name))
+    assert message is not None and message.startswith(f"{where}: the drive is full: free some space")
 
 
 @pytest.mark.parametrize("closed", ["stdin", "stdout", "stderr"])
