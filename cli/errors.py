@@ -4,6 +4,7 @@ In: the function behind a command.  Out: the same function, with a user's mistak
 A fault of our own (any other exception) keeps its traceback, because that is what a bug report needs.
 """
 
+import errno
 import functools
 import io
 import os
@@ -22,11 +23,12 @@ NOT_IN_DOCUMENTS = 3
 SKIPPED = 4
 INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 PIPE_CLOSED = 141  # 128 + SIGPIPE
+FULL_DRIVE = (errno.ENOSPC, errno.EDQUOT)
 
 EXIT_CODES = {
     DONE: "done",
     FAILED: "an error, told in one line on standard error",
-    USAGE: "wrong arguments",
+    USAGE: "wrong arguments, told in one line",
     NOT_IN_DOCUMENTS: "colibri-chat --once: the documents do not say",
     SKIPPED: "colibri-ingest: done, but some files were skipped",
     INTERRUPTED: "interrupted with Ctrl-C",
@@ -45,6 +47,7 @@ def reports_errors(function: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(function)
     def guarded(*args: Any, **kwargs: Any) -> Any:
+        replace_closed_streams()
         for stream in (sys.stdout, sys.stderr):
             if isinstance(stream, io.TextIOWrapper):
                 stream.reconfigure(errors="replace")  # a console of few characters shows '?', it does not end the program
@@ -68,12 +71,25 @@ def reports_errors(function: Callable[..., Any]) -> Callable[..., Any]:
     return guarded
 
 
+def replace_closed_streams() -> None:
+    """Let standard streams that the caller closed (`>&-`) lead nowhere; Python has None in their place.
+
+    Opening takes the free descriptors, so that no model file becomes number 1 or 2 and is written to by a library's message.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115 - open until the process ends
+
+
 def user_message(error: BaseException) -> str | None:
     """One line for an error that a user can cause, None for a fault of ours."""
     from libcolibri.errors import ColibriError  # only once something failed: --help needs no core
 
     if isinstance(error, ColibriError):
         return one_line(str(error))
+    if isinstance(error, OSError) and error.errno in FULL_DRIVE:
+        where = error.filename or "the output"  # writing to an open file or to standard output gives no name
+        return one_line(f"{where}: the drive is full: free some space there, or write somewhere else, and run the same command again")
     if isinstance(error, OSError) and error.strerror:
         return one_line(f"{error.filename}: {error.strerror}" if error.filename else error.strerror)
     if isinstance(error, MemoryError):

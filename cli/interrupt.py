@@ -36,7 +36,10 @@ def cancel_on_interrupt() -> Iterator[threading.Event]:
 
 @contextlib.contextmanager
 def keys_unseen() -> Iterator[None]:
-    """Keys typed meanwhile are not shown by the terminal; they are there for the next prompt. Ctrl-C works as ever."""
+    """Keys typed meanwhile are not shown by the terminal; they are there for the next prompt. Ctrl-C works as ever.
+
+    Enter stays the key it is: translated to a line feed it would start a new line of one long message at the next prompt.
+    """
     try:
         import termios
     except ImportError:  # Windows shows no keys that no program reads
@@ -46,7 +49,7 @@ def keys_unseen() -> Iterator[None]:
         yield
         return
     settings = termios.tcgetattr(sys.stdin)
-    quiet = [*settings[:3], settings[3] & ~termios.ECHO, *settings[4:]]
+    quiet = [settings[0] & ~termios.ICRNL, *settings[1:3], settings[3] & ~termios.ECHO, *settings[4:]]
     termios.tcsetattr(sys.stdin, termios.TCSANOW, quiet)
     try:
         yield

@@ -9,14 +9,47 @@ from typing import Any
 
 import click
 
-from .errors import exit_codes_help
+from .errors import USAGE, exit_codes_help
+from .text import one_line
 
 CONTEXT_SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 100, "auto_envvar_prefix": None}
 
 
+class ArgumentError(click.ClickException):
+    """Wrong arguments, in one line."""
+
+    exit_code = USAGE
+
+    def show(self, file: Any = None) -> None:
+        click.echo(f"error: {one_line(self.message)}", file=file, err=file is None)
+
+
+class Command(click.Command):
+    """A command that answers wrong arguments with one line, where click writes a usage text."""
+
+    def make_context(self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any) -> click.Context:
+        try:
+            return super().make_context(info_name, args, parent, **extra)
+        except click.UsageError as error:
+            raise ArgumentError(describe_usage(error)) from None
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except click.UsageError as error:
+            raise ArgumentError(describe_usage(error)) from None
+
+
+def describe_usage(error: click.UsageError) -> str:
+    """'--threads 0: expected ...' for a wrong value, click's own words for everything else, and where to look."""
+    if isinstance(error, click.BadParameter) and not isinstance(error, click.MissingParameter) and isinstance(error.param, click.Option):
+        return f"{max(error.param.opts, key=len)} {error.message}"
+    return f"{error.format_message().rstrip('.')} (--help lists the options)"
+
+
 def command(*codes: int, name: str | None = None) -> Callable[[Callable[..., Any]], click.Command]:
     """`click.command` with our settings and the exit codes (the common ones and `codes`) at the end of --help."""
-    return click.command(name=name, context_settings=CONTEXT_SETTINGS, epilog=exit_codes_help(*codes))
+    return click.command(name=name, cls=Command, context_settings=CONTEXT_SETTINGS, epilog=exit_codes_help(*codes))
 
 
 def _stack(*decorators: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -28,23 +61,53 @@ def _stack(*decorators: Callable[..., Any]) -> Callable[[Callable[..., Any]], Ca
     return apply
 
 
+class Number(click.ParamType):
+    """A number within bounds, those of the library, so that a wrong one is an argument's error before anything is opened.
+
+    kind     int or float
+    above    the lower bound itself is not allowed
+    """
+
+    name = "number"
+
+    def __init__(self, kind: type[int] | type[float], low: float, high: float | None = None, above: bool = False):
+        self.kind, self.low, self.high, self.above = kind, low, high, above
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        try:
+            number = self.kind(value)
+        except ValueError:
+            return self.fail(f"{value}: expected {self.describe()}", param, ctx)
+        low_enough = self.high is None or number <= self.high
+        high_enough = number > self.low if self.above else number >= self.low
+        return number if low_enough and high_enough else self.fail(f"{value}: expected {self.describe()}", param, ctx)  # NaN fails too
+
+    def describe(self) -> str:
+        """The values allowed, in words."""
+        what = "a whole number" if self.kind is int else "a number"
+        if self.high is None:
+            return f"{what} of at least {self.low:g}"
+        return f"{what} above {self.low:g} and at most {self.high:g}" if self.above else f"{what} from {self.low:g} to {self.high:g}"
+
+
 class ExpertCacheType(click.ParamType):
-    """'auto', a number of experts per layer, or a size in bytes such as 6GB."""
+    """'auto', a number of experts per layer from 1 up, or a size in bytes such as 6GB."""
 
     name = "auto|N|SIZE"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         text = str(value).strip()
-        if text.isdecimal():
-            return int(text)
-        if text == "auto" or re.fullmatch(r"\d+(\.\d+)?\s*([kmgt]i?b?|b)", text, re.IGNORECASE):
+        number = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(?:[kmgt]i?b?|b)", text, re.IGNORECASE)
+        if text == "auto" or (number and float(number[1]) > 0):
             return text
-        return self.fail(f"{value!r} is not auto, a number of experts per layer, or a size such as 6GB", param, ctx)
+        if text.isdecimal() and int(text) > 0:
+            return int(text)
+        return self.fail(f"{text}: expected auto, a number of experts per layer from 1 up, or a size such as 6GB", param, ctx)
 
 
-threads_option = click.option("--threads", type=click.IntRange(min=1), metavar="N", help="Compute threads.  [default: physical cores]")
+threads_option = click.option("--threads", type=Number(int, 1, 256), metavar="N", help="Compute threads.  [default: physical cores]")
 context_option = click.option(
-    "--ctx", "context_length", type=click.IntRange(min=1), metavar="N", help="Context length.  [default: the model's, as memory allows]"
+    "--ctx", "context_length", type=Number(int, 1), metavar="N", help="Context length.  [default: the model's, as memory allows]"
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of text.")
 
@@ -63,20 +126,38 @@ memory_options = _stack(
 engine_options = _stack(context_option, memory_options)
 
 sampling_options = _stack(
-    click.option("--temp", "temperature", type=float, default=0.0, show_default=True, metavar="X", help="Temperature; 0 is greedy."),
-    click.option("--top-k", type=int, default=0, show_default=True, metavar="N", help="Keep the N likeliest tokens; 0 keeps all."),
-    click.option("--top-p", type=float, default=1.0, show_default=True, metavar="X", help="Keep the likeliest tokens up to this mass."),
-    click.option("--min-p", type=float, default=0.0, show_default=True, metavar="X", help="Drop tokens below this share of the likeliest."),
+    click.option(
+        "--temp", "temperature", type=Number(float, 0, 100), default=0.0, show_default=True, metavar="X", help="Temperature; 0 is greedy."
+    ),
+    click.option(
+        "--top-k", type=Number(int, 0), default=0, show_default=True, metavar="N", help="Keep the N likeliest tokens; 0 keeps all."
+    ),
+    click.option(
+        "--top-p",
+        type=Number(float, 0, 1, above=True),
+        default=1.0,
+        show_default=True,
+        metavar="X",
+        help="Keep the likeliest tokens up to this mass.",
+    ),
+    click.option(
+        "--min-p",
+        type=Number(float, 0, 1),
+        default=0.0,
+        show_default=True,
+        metavar="X",
+        help="Drop tokens below this share of the likeliest.",
+    ),
     click.option(
         "--repeat-penalty",
         "repetition_penalty",
-        type=float,
+        type=Number(float, 0, 100, above=True),
         default=1.0,
         show_default=True,
         metavar="X",
         help="Penalty on repeated tokens; 1 is none.",
     ),
-    click.option("--seed", type=int, metavar="N", help="Seed of the random numbers.  [default: a new one each time]"),
+    click.option("--seed", type=Number(int, 0), metavar="N", help="Seed of the random numbers.  [default: a new one each time]"),
 )
 
 SAMPLING_FIELDS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed")

@@ -68,7 +68,14 @@ class Home:
         path = Path(chosen).expanduser()
         if not path.exists() and (self.models / chosen).is_dir():
             path = self.models / chosen
+        if not path.exists():
+            names = ", ".join(found.name for found in self.model_directories()) or "no models"
+            _refuse(f"no model at {path}, and {self.models} has {names}: give a model directory made by `colibri-convert`")
         return check_model(path)
+
+    def model_directories(self) -> list[Path]:
+        """The converted models in home/models, by name."""
+        return sorted(path.parent for path in self.models.glob("*/colibri.json")) if self.models.is_dir() else []
 
     def knowledge_base(self, chosen: str | None = None) -> Path:
         """The folder of an existing knowledge base; raises ConfigError when nothing was ingested into it."""

@@ -53,6 +53,12 @@ def _read_manifest(path: Path) -> Any:
     return read_manifest(path)
 
 
+def _longest_context(manifest: Any) -> int:
+    from libcolibri.models.registry import parse_config
+
+    return parse_config(manifest.config).max_position_embeddings
+
+
 def _sampling(**fields: Any) -> Any:
     from libcolibri.sampler import SamplingParams
 
@@ -70,5 +76,6 @@ class Services:
     perplexity: Callable[..., Any] = _perplexity
     verify: Callable[..., Any] = _verify
     read_manifest: Callable[[Path], Any] = _read_manifest
+    longest_context: Callable[[Any], int] = _longest_context  # of a manifest: what the model's positions allow
     sampling: Callable[..., Any] = _sampling
     home: Home = field(default_factory=Home.from_environment)

@@ -47,9 +47,7 @@ def _plain(value: Any) -> Any:
 
 
 def readable_bytes(count: float) -> str:
-    """1536 -> '1.5 KB' (powers of 1024)."""
-    for unit in ("bytes", "KB", "MB", "GB"):
-        if abs(count) < 1024:
-            return f"{count:.0f} {unit}" if unit == "bytes" else f"{count:.1f} {unit}"
-        count /= 1024
-    return f"{count:.1f} TB"
+    """1536 -> '1.5 kB', as the memory plan writes sizes (powers of 1000)."""
+    from libcolibri.memory_plan import size_text  # only once there is a size to show: --help needs no core
+
+    return size_text(int(count))

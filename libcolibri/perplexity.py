@@ -17,6 +17,7 @@ from .session import Session
 if TYPE_CHECKING:
     from .engine import Engine
 
+DEFAULT_WINDOW_TOK = 512
 Progress = Callable[[str, int, int], None]  # what, tokens done, tokens in all
 
 
@@ -33,16 +34,23 @@ class Perplexity:
 
 
 def perplexity(
-    engine: "Engine", token_ids: Sequence[int], context_length: int = 512, stride: int | None = None, on_progress: Progress | None = None
+    engine: "Engine",
+    token_ids: Sequence[int],
+    context_length: int | None = None,
+    stride: int | None = None,
+    on_progress: Progress | None = None,
 ) -> Perplexity:
     """Perplexity of `token_ids` in windows of `context_length` tokens.
 
+    context_length   None: 512, or the engine's context length if that is shorter
     stride   tokens from one window's start to the next, at most a window; None: windows side by side. A smaller one gives every
              scored token more context and takes longer. Each token is scored once; a window's first token is context only,
              so with windows side by side one token per window is not scored. No token is added at a window's start.
 
     Raises ConfigError for fewer than two tokens, or a window that the engine's context does not hold.
     """
+    if context_length is None:
+        context_length = min(DEFAULT_WINDOW_TOK, engine.context_length)
     stride = stride or context_length
     if not 2 <= context_length <= engine.context_length:
         raise ConfigError(f"perplexity window of {context_length} tokens: expected 2 to the context length {engine.context_length}")

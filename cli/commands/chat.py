@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from ..errors import INTERRUPTED, NOT_IN_DOCUMENTS, reports_errors
-from ..options import command, engine_arguments, engine_options, json_option, sampling_options, take_sampling
+from ..options import Number, command, engine_arguments, engine_options, json_option, sampling_options, take_sampling
 from ..services import Services
 from ..text import to_json
 
@@ -25,7 +25,7 @@ from ..text import to_json
 @click.option("--once", metavar="QUESTION", help="Answer one question and exit; '-' reads it from standard input.")
 @engine_options
 @sampling_options
-@click.option("-n", "--max-tokens", type=click.IntRange(min=1), metavar="N", help="Longest answer.  [default: until the model ends]")
+@click.option("-n", "--max-tokens", type=Number(int, 1), metavar="N", help="Longest answer.  [default: until the model ends]")
 @json_option
 @click.pass_context
 @reports_errors

@@ -1,6 +1,6 @@
 """`colibri info`: what a model directory holds.
 
-In: a model directory.  Out: kind, family, sizes, tensor types, experts, tokenizer, source.
+In: a model directory, or nothing.  Out: kind, family, sizes, tensor types, experts, tokenizer, source; or a list of the models there are.
 """
 
 from collections import Counter
@@ -9,10 +9,10 @@ from typing import Any
 
 import click
 
-from ..errors import reports_errors
+from ..errors import reports_errors, user_message
 from ..options import command, json_option
 from ..services import Services
-from ..text import neutralise, readable_bytes, to_json
+from ..text import neutralise, one_line, readable_bytes, to_json
 
 SHAPE_KEYS = (
     "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim", "intermediate_size",
@@ -21,13 +21,19 @@ SHAPE_KEYS = (
 
 
 @command(name="info")
-@click.argument("model")
+@click.argument("model", required=False)
 @json_option
 @click.pass_context
 @reports_errors
-def info(ctx: click.Context, model: str, as_json: bool) -> None:
-    """Show what MODEL holds: family, shape, tensor types, experts, tokenizer, where it came from."""
+def info(ctx: click.Context, model: str | None, as_json: bool) -> None:
+    """Show what MODEL holds: family, shape, tensor types, experts, tokenizer, where it came from.
+
+    Without MODEL, list the models in the user's folder.
+    """
     services = ctx.obj or Services()
+    if model is None:
+        list_models(services, as_json)
+        return
     path = services.home.model(model)
     facts = summarise(path, services.read_manifest(path))
     if as_json:
@@ -36,6 +42,27 @@ def info(ctx: click.Context, model: str, as_json: bool) -> None:
     width = max(len(name) for name in facts)
     for name, value in facts.items():
         click.echo(neutralise(f"{name:<{width}}  {_readable(value)}"))
+
+
+def list_models(services: Services, as_json: bool) -> None:
+    """One line for each model in the user's folder; one that cannot be read is listed with the reason."""
+    from libcolibri.errors import ColibriError
+
+    entries: list[dict[str, Any]] = []
+    for path in services.home.model_directories():
+        try:
+            entries.append({"name": path.name, **summarise(path, services.read_manifest(path))})
+        except (ColibriError, OSError) as error:
+            entries.append({"name": path.name, "model": str(path), "error": user_message(error)})
+    if as_json:
+        click.echo(to_json({"folder": str(services.home.models), "models": entries}))
+        return
+    if not entries:
+        click.echo(neutralise(f"no models in {services.home.models}: `python3 bootstrap.py demo` or `colibri-convert` makes one"))
+    width = max((len(entry["name"]) for entry in entries), default=0)
+    for entry in entries:
+        shown = entry.get("error") or ", ".join(str(entry[key]) for key in ("kind", "family", "quantization", "size") if key in entry)
+        click.echo(f"{one_line(entry['name']):<{width}}  {one_line(shown)}")
 
 
 def summarise(path: Path, manifest: Any) -> dict[str, Any]:

@@ -11,11 +11,13 @@ from typing import Any
 import click
 
 from ..errors import reports_errors
-from ..options import command, engine_arguments, json_option, memory_options
+from ..options import Number, command, engine_arguments, json_option, memory_options
 from ..progress import OPENING, ProgressLine
 from ..services import Services
 from ..text import neutralise, to_json
 from .run import parse_token_ids
+
+WINDOW_TOK = 512
 
 
 @command(name="perplexity")
@@ -23,9 +25,13 @@ from .run import parse_token_ids
 @click.argument("textfile", type=click.Path(exists=True, dir_okay=False, allow_dash=True))
 @memory_options
 @click.option(
-    "--ctx", "context_length", type=click.IntRange(min=2), default=512, show_default=True, metavar="N", help="Tokens in a window."
+    "--ctx",
+    "context_length",
+    type=Number(int, 2),
+    metavar="N",
+    help="Tokens in a window.  [default: 512, or the model's context if that is shorter]",
 )
-@click.option("--stride", type=click.IntRange(min=1), metavar="N", help="Tokens from one window's start to the next.  [default: a window]")
+@click.option("--stride", type=Number(int, 1), metavar="N", help="Tokens from one window's start to the next.  [default: a window]")
 @json_option
 @click.pass_context
 @reports_errors
@@ -38,14 +44,19 @@ def perplexity(ctx: click.Context, model: str, textfile: str, stride: int | None
     services = ctx.obj or Services()
     path = services.home.model(model)
     text = read_text(textfile)
+    manifest = services.read_manifest(path)  # what can be refused is refused before the model is loaded
+    ready_ids = parse_token_ids(text) if manifest.tokenizer is None else None
+    options["context_length"] = window = options["context_length"] or min(WINDOW_TOK, services.longest_context(manifest))
+    if stride and stride > window:
+        raise click.UsageError(f"--stride {stride}: expected at most the window of {window} tokens")
     with ProgressLine(sys.stderr) as progress:
         with progress.waiting(*OPENING):
             engine = services.open_engine(path, on_progress=progress.report, **engine_arguments(options))
         with closing(engine):
             click.echo(neutralise(engine.plan.line()), err=True)
-            token_ids = parse_token_ids(text) if engine.tokenizer is None else engine.tokenizer.encode(text)
+            token_ids = engine.tokenizer.encode(text) if ready_ids is None else ready_ids
             extra = {"stride": stride} if stride else {}
-            result = services.perplexity(engine, token_ids, options["context_length"], on_progress=progress.report, **extra)
+            result = services.perplexity(engine, token_ids, window, on_progress=progress.report, **extra)
     if as_json:
         click.echo(to_json({"ppl": float(result.ppl), "nll": float(result.nll), "n_tok": int(result.n_tok)}))
     else:

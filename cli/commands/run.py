@@ -13,7 +13,7 @@ import click
 from ..errors import INTERRUPTED, reports_errors
 from ..generation import stats_dict, stats_line, stats_table
 from ..interrupt import cancel_on_interrupt
-from ..options import command, engine_arguments, engine_options, json_option, sampling_options, take_sampling
+from ..options import Number, command, engine_arguments, engine_options, json_option, sampling_options, take_sampling
 from ..progress import OPENING, ProgressLine
 from ..services import Services
 from ..text import neutralise, to_json
@@ -25,7 +25,7 @@ from ..text import neutralise, to_json
 @click.option("--system", metavar="TEXT", help="System message before the prompt.")
 @engine_options
 @sampling_options
-@click.option("-n", "--max-tokens", type=click.IntRange(min=1), metavar="N", help="Stop after N tokens.  [default: the context's end]")
+@click.option("-n", "--max-tokens", type=Number(int, 1), metavar="N", help="Stop after N tokens.  [default: the context's end]")
 @click.option("--stop", multiple=True, metavar="TEXT", help="Stop before this text; may be given several times.")
 @click.option("--raw", is_flag=True, help="Do not apply the chat template: continue the text as it is.")
 @json_option
@@ -41,13 +41,15 @@ def run(ctx: click.Context, model: str, **options: Any) -> None:
     services = ctx.obj or Services()
     path = services.home.model(model)
     text = read_prompt(options["prompt"], sys.stdin)
-    sampling = services.sampling(**take_sampling(options))  # wrong values are refused before the model is loaded
+    # What can be refused is refused before the model is loaded.
+    sampling = services.sampling(**take_sampling(options))
+    token_ids = parse_token_ids(text) if services.read_manifest(path).tokenizer is None else None
     with ProgressLine(sys.stderr) as progress:
         with progress.waiting(*OPENING):
             engine = services.open_engine(path, on_progress=progress.report, **engine_arguments(options))
         with closing(engine):
             click.echo(neutralise(engine.plan.line()), err=True)
-            prompt = build_prompt(engine, text, options["system"], options["raw"])
+            prompt = build_prompt(engine, text, options["system"], options["raw"]) if token_ids is None else token_ids
             finish_reason = generate(engine, prompt, sampling, options, progress)
     if finish_reason == "cancelled":
         raise SystemExit(INTERRUPTED)
@@ -64,9 +66,7 @@ def read_prompt(prompt: str | None, stdin: Any) -> str:
 
 
 def build_prompt(engine: Any, text: str, system: str | None, raw: bool) -> Any:
-    """What `session.generate` takes: token ids without a tokenizer, raw text, or messages."""
-    if engine.tokenizer is None:
-        return parse_token_ids(text)
+    """What `session.generate` takes of a text: itself if it is to be continued, or messages."""
     if raw:
         return (system + "\n" + text) if system else text
     if engine.chat_template is None:

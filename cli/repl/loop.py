@@ -25,14 +25,37 @@ def run_loop(state: ReplState, reader: Reader, renderer: Renderer) -> None:
     """Talk until the reader ends or a command says so. An error ends the turn, never the conversation."""
     while state.running:
         try:
-            text = reader.read().strip()
+            typed = reader.read().strip()
         except EOFError:
             return
         except KeyboardInterrupt:
             renderer.note("Ctrl-D or /quit leaves")
             continue
-        if text:
+        for text in messages(typed):
+            if not state.running:
+                return
             _guarded(lambda text=text: respond(state, text, renderer), renderer)  # type: ignore[misc]
+
+
+def messages(text: str) -> list[str]:
+    """What was typed, as messages: lines that are slash commands each on their own, if the first line is one; else all of it as one.
+
+    Several lines come together when they are typed while something else runs. A paste that begins with text stays one question.
+    """
+    lines = text.splitlines()
+    if not lines or not commands.is_command(lines[0]):
+        return [text] if text else []
+    parts: list[str] = []
+    joins = False  # whether the line goes on with the question before it
+    for line in lines:
+        if commands.is_command(line):
+            parts.append(line)
+        elif joins:
+            parts[-1] += f"\n{line}"
+        elif line.strip():
+            parts.append(line)
+        joins = bool(parts) and not commands.is_command(parts[-1])
+    return [part.strip() for part in parts]
 
 
 def respond(state: ReplState, text: str, renderer: Renderer) -> None:

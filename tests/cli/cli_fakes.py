@@ -114,6 +114,7 @@ class FakeServices:
 
     engine: Any = None
     knowledge_base: Any = None
+    longest_context: int = 4096
     opened: list[tuple[Path, dict[str, Any]]] = field(default_factory=list)
 
     def services(self, home: Path, **replaced: Any) -> Services:
@@ -125,8 +126,15 @@ class FakeServices:
                 on_progress("reading weights", 1, 2)
             return self.engine
 
-        base = {"open_knowledge_base": lambda folder, embedder, create=False: self.knowledge_base}
-        replaced = {"sampling": FakeSampling, "scope": lambda path: path} | base | replaced
+        tokenizer = None if self.engine is not None and self.engine.tokenizer is None else {"file": "tokenizer.json"}
+        base = {
+            "sampling": FakeSampling,
+            "scope": lambda path: path,
+            "open_knowledge_base": lambda folder, embedder, create=False: self.knowledge_base,
+            "read_manifest": lambda path: SimpleNamespace(tokenizer=tokenizer),
+            "longest_context": lambda manifest: self.longest_context,
+        }
+        replaced = base | replaced
         return Services(
             open_engine=open_engine,
             open_encoder=lambda path: SimpleNamespace(close=lambda: None),

@@ -1,6 +1,8 @@
 """Each command: what it prints where, its exit codes, its --help."""
 
+import errno
 import json
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,7 +13,7 @@ from cli_fakes import INTERRUPT, FakeEngine, FakeKnowledgeBase, FakeServices, fa
 from click.testing import CliRunner, Result
 from colibri_cli.app import COMMANDS, main
 from colibri_cli.commands import chat, ingest
-from colibri_cli.errors import FAILED, INTERRUPTED, NOT_IN_DOCUMENTS, SKIPPED, USAGE
+from colibri_cli.errors import FAILED, INTERRUPTED, NOT_IN_DOCUMENTS, SKIPPED, USAGE, reports_errors, user_message
 
 from libcolibri.errors import ConfigError, FormatError
 
@@ -40,7 +42,7 @@ def test_run_prints_the_text_alone_on_standard_output(home: Path) -> None:
     assert result.stdout == "Hello\n" and result.exit_code == 0
     assert result.stderr.splitlines() == [
         "plan: 1.0 GB dense, 2.0 GB experts",
-        "3 tokens at 3.0/s, first after 0.50 s (10 prompt tokens, 4 reused), experts 90 % in memory, 4.0 KB read",
+        "3 tokens at 3.0/s, first after 0.50 s (10 prompt tokens, 4 reused), expert hit rate 90 %, 4.1 kB read",
     ]
     assert engine.prompts == [[{"role": "system", "content": "Be short"}, {"role": "user", "content": "Hi"}]]
     assert engine.closed
@@ -84,7 +86,9 @@ def test_run_without_a_tokenizer_takes_and_gives_token_ids(home: Path) -> None:
     engine = FakeEngine(["", ""], tokenizer=None)
     assert run(home, engine, "-p", "[1, 2,3]").stdout == "100 101 \n"
     assert engine.prompts == [[1, 2, 3]]
-    result = run(home, FakeEngine("x", tokenizer=None), "-p", "hello")
+    fakes = FakeServices(FakeEngine("x", tokenizer=None))
+    result = invoke(main, ["run", "-m", "a-chat-model", "-p", "hello"], fakes, home)
+    assert not fakes.opened  # the model is not loaded for nothing
     assert result.exit_code == FAILED and "the prompt must be token ids such as '1 2 3', found 'hello'" in result.stderr
 
 
@@ -101,25 +105,47 @@ def test_ctrl_c_keeps_what_was_written(home: Path) -> None:
     assert "not complete" in result.stderr
 
 
+@pytest.mark.parametrize(("name", "where"), [(None, "the output"), ("kb.faiss", "kb.faiss")])
+def test_a_full_drive_is_told_with_a_remedy(name: str | None, where: str) -> None:
+    message = user_message(OSError(errno.ENOSPC, "No space left on device", name))
+    assert message is not None and message.startswith(f"{where}: the drive is full: free some space")
+
+
+@pytest.mark.parametrize("closed", ["stdin", "stdout", "stderr"])
+def test_closed_streams_lead_nowhere(monkeypatch: pytest.MonkeyPatch, closed: str) -> None:
+    monkeypatch.setattr(sys, closed, None)
+    read = reports_errors(lambda: (sys.stdin.read() if closed == "stdin" else getattr(sys, closed).write("x"), sys.stderr.isatty()))
+    assert read()[0] in ("", 1)
+    getattr(sys, closed).close()
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["-p", "  "], "the prompt is empty"),
-        (["-p", "x", "--expert-cache", "lots"], "'lots' is not auto, a number of experts per layer, or a size such as 6GB"),
-        (["-p", "x", "--threads", "0"], "0 is not in the range x>=1"),
+        (["-p", "x", "--expert-cache", "lots"], "error: --expert-cache lots: expected auto, a number of experts per layer"),
+        (["-p", "x", "--expert-cache", "0"], "error: --expert-cache 0: expected auto"),
+        (["-p", "x", "--expert-cache", "0GB"], "error: --expert-cache 0GB: expected auto"),
+        (["-p", "x", "--temp", "-1"], "error: --temp -1: expected a number from 0 to 100\n"),
+        (["-p", "x", "--temp", "nan"], "error: --temp nan: expected a number from 0 to 100\n"),
+        (["-p", "x", "--top-p", "0"], "error: --top-p 0: expected a number above 0 and at most 1\n"),
+        (["-p", "x", "--seed", "-1"], "error: --seed -1: expected a whole number of at least 0\n"),
+        (["-p", "x", "--top-k", "1.5"], "error: --top-k 1.5: expected a whole number of at least 0\n"),
+        (["-p", "x", "--ctx", "0"], "error: --ctx 0: expected a whole number of at least 1\n"),
+        (["-p", "x", "--threads", "0"], "error: --threads 0: expected a whole number from 1 to 256\n"),
         (["-p", "x", "--tmep", "1"], "No such option"),
     ],
 )
 def test_wrong_arguments_exit_with_2(home: Path, arguments: list[str], message: str) -> None:
     result = run(home, FakeEngine("x"), *arguments)
-    assert result.exit_code == USAGE and message in result.stderr
+    assert result.exit_code == USAGE and message in result.stderr and len(result.stderr.splitlines()) == 1
 
 
 def test_a_users_mistake_is_one_line(home: Path) -> None:
     def refuse(**fields: Any) -> None:
         raise ConfigError("top_p is 7.0,\nexpected 0 to 1 \x1b[2J")
 
-    result = run(home, FakeEngine("x"), "-p", "x", "--top-p", "7", sampling=refuse)
+    result = run(home, FakeEngine("x"), "-p", "x", "--top-p", "0.7", sampling=refuse)
     assert result.exit_code == FAILED and result.stderr == "error: top_p is 7.0, expected 0 to 1 ␛[2J\n"
 
 
@@ -149,6 +175,20 @@ def test_perplexity(home: Path, tmp_path: Path) -> None:
     assert json.loads(result.stdout) == {"ppl": 7.25, "nll": 1.981, "n_tok": 2}
 
 
+@pytest.mark.parametrize(("longest", "window"), [(256, 256), (4096, 512)])
+def test_perplexity_takes_a_window_that_the_model_has(home: Path, tmp_path: Path, longest: int, window: int) -> None:
+    (tmp_path / "text.txt").write_text("one two")
+    asked: list[int] = []
+
+    def measure(engine: Any, token_ids: list[int], context_length: int, **options: Any) -> Any:
+        asked.append(context_length)
+        return SimpleNamespace(ppl=1.0, nll=0.0, n_tok=1)
+
+    fakes = FakeServices(FakeEngine(), longest_context=longest)
+    invoke(main, ["perplexity", "a-chat-model", str(tmp_path / "text.txt")], fakes, home, perplexity=measure)
+    assert asked == [window] and fakes.opened[0][1]["context_length"] == window
+
+
 def test_perplexity_refuses_what_is_not_utf8(home: Path, tmp_path: Path) -> None:
     (tmp_path / "latin.txt").write_bytes(b"caf\xe9")
     result = invoke(main, ["perplexity", "a-chat-model", str(tmp_path / "latin.txt")], FakeServices(FakeEngine()), home)
@@ -169,17 +209,36 @@ def fake_manifest() -> SimpleNamespace:
 def test_verify_and_info(home: Path) -> None:
     fakes = FakeServices()
     result = invoke(main, ["verify", "a-chat-model"], fakes, home, verify=lambda path, report: fake_manifest())
-    assert result.stdout.endswith("a-chat-model: 1 files, 2.0 KB, all as recorded\n")
+    assert result.stdout.endswith("a-chat-model: 1 files, 2.0 kB, all as recorded\n")
 
     def damaged(path: Path, report: Any) -> None:
         raise FormatError(f"{path}: its contents are damaged")
 
     assert invoke(main, ["verify", "a-chat-model"], fakes, home, verify=damaged).exit_code == FAILED
     result = invoke(main, ["info", "a-chat-model"], fakes, home, read_manifest=lambda path: fake_manifest())
-    assert "expert layers  2 layers of 8 experts, 4.0 KB each (q4_k, q4_k, q6_k)" in result.stdout
+    assert "expert layers  2 layers of 8 experts, 4.1 kB each (q4_k, q4_k, q6_k)" in result.stdout
     assert "tokenizer" not in result.stdout
     result = invoke(main, ["info", "a-chat-model", "--json"], fakes, home, read_manifest=lambda path: fake_manifest())
     assert json.loads(result.stdout)["family"] == "qwen2_moe"
+
+
+def test_info_without_a_model_lists_them(home: Path, tmp_path: Path) -> None:
+    def read(path: Path) -> SimpleNamespace:
+        if path.name == "a-embed-model":
+            raise FormatError("colibri.json is damaged")
+        return fake_manifest()
+
+    result = invoke(main, ["info"], FakeServices(), home, read_manifest=read)
+    assert result.exit_code == 0
+    assert result.stdout == "a-chat-model   decoder, qwen2_moe, q4_k_m, 2.0 kB\na-embed-model  colibri.json is damaged\n"
+    facts = json.loads(invoke(main, ["info", "--json"], FakeServices(), home, read_manifest=read).stdout)
+    assert [entry["name"] for entry in facts["models"]] == ["a-chat-model", "a-embed-model"]
+    assert "no models in" in invoke(main, ["info"], FakeServices(), tmp_path / "empty").stdout
+
+
+def test_a_model_that_is_not_there_is_told_with_those_that_are(home: Path) -> None:
+    result = invoke(main, ["info", "nosuch"], FakeServices(), home)
+    assert result.exit_code == FAILED and f"no model at nosuch, and {home / 'models'} has a-chat-model, a-embed-model:" in result.stderr
 
 
 # --- colibri-ingest

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from cli_fakes import INTERRUPT, FakeEngine, FakeKnowledgeBase, FakeSampling, FakeServices, FakeStats, fake_hit, make_home
-from colibri_cli.generation import stats_line
+from colibri_cli.generation import stats_dict, stats_line, stats_table
 from colibri_cli.repl.editor import Editor, PipeReader
 from colibri_cli.repl.loop import run_loop
 from colibri_cli.repl.render import Renderer
@@ -62,7 +62,7 @@ def test_an_answer_shows_its_text_its_sources_and_its_timing(home: Path) -> None
     assert "The cache holds experts [1].\n" in screen
     assert re.search(r"\[1\]\s+notes/cpu.md:12\s+Engine > Cache", screen)
     assert "notes/disk.md" not in screen  # not cited
-    assert "3 tokens at 3.0/s" in screen and "experts 90 % in memory" in screen
+    assert "3 tokens at 3.0/s" in screen and "expert hit rate 90 %" in screen
     assert talk.state.turns[0].cited == (1,)
 
 
@@ -106,6 +106,19 @@ def test_a_paste_keeps_its_lines(home: Path) -> None:
     talk = Conversation(home, ["ok"])
     talk.keys("\x1b[200~line one\r\nline two\nline three\x1b[201~")
     assert talk.state.turns[0].question == "line one\nline two\nline three"
+
+
+def test_commands_typed_while_something_runs_are_run_one_by_one(home: Path) -> None:
+    talk = Conversation(home, ["ok"])
+    screen = talk.keys("/set temperature 0.5\n/help open\nwhat is it?\n\nor not?\n/set top-k 3\n/quit\n/set top-k 4")
+    assert talk.state.sampling == {"temperature": 0.5, "top_k": 3} and "/open N" in screen
+    assert [turn.question for turn in talk.state.turns] == ["what is it?\n\nor not?"]
+
+
+def test_a_text_with_a_command_in_it_is_one_question(home: Path) -> None:
+    talk = Conversation(home, ["ok"])
+    talk.keys("\x1b[200~what does this do?\n/help\x1b[201~")
+    assert [turn.question for turn in talk.state.turns] == ["what does this do?\n/help"]
 
 
 def test_ctrl_j_and_alt_enter_start_a_new_line(home: Path) -> None:
@@ -182,6 +195,12 @@ def test_stats_show_every_number_and_the_plan(home: Path) -> None:
 
 def test_stopped_before_the_first_token() -> None:
     assert "no token written; 10 of 10 prompt tokens read" in stats_line(FakeStats(completion_tok=0))
+
+
+def test_a_single_token_has_no_rate_and_a_dense_model_no_hit_rate() -> None:
+    dense = FakeStats(completion_tok=1, prompt_tok=1, reused_tok=0, expert_hits=0, expert_misses=0, expert_hit_rate=1.0)
+    assert stats_line(dense) == "1 token after 0.50 s (1 prompt token)"
+    assert stats_dict(dense)["expert_hit_rate"] is None and "expert_hit_rate" not in dict(stats_table(dense))
 
 
 def test_reset_forgets_and_retry_asks_again(home: Path) -> None:

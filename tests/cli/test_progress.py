@@ -41,7 +41,7 @@ def test_a_file_gets_a_line_now_and_then() -> None:
 
 def test_totals_are_honest() -> None:
     assert describe("files", 3, 12) == "[##........]  25 %  files 3/12"
-    assert describe("reading", 1_572_864, 3_145_728).endswith(" 50 %  reading 1.5 MB of 3.0 MB")
+    assert describe("reading", 1_572_864, 3_145_728).endswith(" 50 %  reading 1.6 MB of 3.1 MB")
     assert describe("files", 7, 0) == "files 7" and describe("files", 0, 0) == "files …"
 
 

@@ -23,6 +23,20 @@ def test_the_choices_are_the_converters_recipes():
     assert command.QUANT_TYPES == colibri_converter.RECIPES
 
 
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"GGU", "too short for a checkpoint (3 bytes)"),
+        (b"", "too short"),
+        (b"PK\x03\x04", "it begins with b'PK\\x03\\x04', expected b'GGUF'"),
+    ],
+)
+def test_a_file_that_is_no_checkpoint(tmp_path, content, message):
+    (tmp_path / "m.gguf").write_bytes(content)
+    result = run("--input", tmp_path / "m.gguf", "--output", tmp_path / "out")
+    assert result.exit_code == 1 and message in result.stderr
+
+
 def test_a_conversion_reports_in_lines(tmp_path):
     result = run("--input", TINY / "mixtral", "--output", tmp_path / "模型", "--quant", "q8_0", "--no-tokenizer")
     assert result.exit_code == 0
