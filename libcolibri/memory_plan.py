@@ -223,9 +223,10 @@ def plan_memory(needs: Needs, budget: CacheBudget, kv: int, activations: int, co
     left = available - fixed
     floor = min(needs.floor, needs.experts_total)
     if left < floor:
+        experts_part = f", experts at least {size_text(floor)}" if floor else ""
         raise MemoryBudgetError(
-            f"the model needs {size_text(fixed + floor)} (dense {size_text(needs.dense)}, KV {size_text(kv)} for {context_length} tokens, "
-            f"experts at least {size_text(floor)}), {size_text(available)} are available: "
+            f"the model needs {size_text(fixed + floor)} (dense {size_text(needs.dense)}, KV {size_text(kv)} for {context_length} tokens"
+            f"{experts_part}), {size_text(available)} are available: "
             "use a shorter context, a smaller quantisation, or close other programs"
         )
     experts = budget.in_bytes(needs.expert_bytes, needs.num_experts)
