@@ -1,7 +1,7 @@
 """How kernels are compiled: one signature, and one cache directory per state of the sources.
 
 numba's on-disk cache notices an edit only in a function's own file, so the cache lives in a directory named by a hash over
-every source file of `kernels/` and `simd/`, the numba version and the processor. numba reads the directory's name while it
+every source file of `kernels/`, `simd/` and `quant/`, the numba version and the processor. numba reads the directory's name while it
 decorates; it is set for that moment only, because the host program may have a setting of its own.
 """
 
@@ -33,7 +33,7 @@ def cache_directory() -> pathlib.Path | None:
     """Where compiled kernels are kept, or None where nothing can be written (they are then compiled in every process)."""
     stamp = hashlib.sha256(f"{nb.__version__} {llvm.get_host_cpu_name()}".encode())
     package = pathlib.Path(__file__).parent.parent
-    for source in sorted([*package.glob("kernels/*.py"), *package.glob("simd/*.py")]):
+    for source in sorted([path for folder in ("kernels", "simd", "quant") for path in package.glob(f"{folder}/*.py")]):
         stamp.update(source.read_bytes())
     directory = _user_cache() / stamp.hexdigest()[:16]
     try:
@@ -66,6 +66,11 @@ def kernel(function):
 def native(signature):
     """A compiled function without the GIL, called from Python; compiled (or read from the cache) at once."""
     return lambda function: _decorate(functools.partial(nb.njit, signature, nogil=True, error_model="numpy"), function)
+
+
+def on_call(function):
+    """A compiled function without the GIL on numpy arrays, specialised (or read from the cache) when it is first called."""
+    return _decorate(functools.partial(nb.njit, nogil=True), function)
 
 
 def inline(function):

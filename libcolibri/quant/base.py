@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
-import numba as nb
 import numpy as np
 
 from ..errors import QuantError
+from ..kernels.jit import on_call
 
 TILE_ROWS = 16
 CHUNK_WEIGHTS = 1 << 19  # float32 scratch of 2 MB: stays in the second-level cache
@@ -29,7 +29,7 @@ class Field(NamedTuple):
     row_stride: int
 
 
-@nb.njit(nogil=True, cache=True)
+@on_call
 def _pack_bits(blocks, fields, tiles):
     """Move every field of `blocks` (O, B, n) to the zeroed `tiles` (ceil(O/16), B, m). fields (F, 6) int64."""
     for group in range(tiles.shape[0]):
@@ -44,7 +44,7 @@ def _pack_bits(blocks, fields, tiles):
                     tile[target + row * stride] |= np.uint8(value << left)
 
 
-@nb.njit(nogil=True, cache=True)
+@on_call
 def _unpack_bits(tiles, fields, blocks):
     """The inverse of _pack_bits; `blocks` is zeroed by the caller."""
     for group in range(tiles.shape[0]):
@@ -59,7 +59,7 @@ def _unpack_bits(tiles, fields, blocks):
                     blocks[16 * group + row, block, target] |= np.uint8(value << left)
 
 
-@nb.njit(nogil=True, cache=True)
+@on_call
 def round_codes(x, offset, inverse, bias, highest, codes):
     """codes = clip(trunc((x - offset) * inverse + bias), 0, highest), sub-block by sub-block.
 

@@ -1,8 +1,8 @@
 """q4_k: 256 nibbles in 8 sub-blocks with 6-bit scales and minima, w = d * scale * q - dmin * min."""
 
-import numba as nb
 import numpy as np
 
+from ..kernels.jit import on_call
 from .base import Field, Format, half, half_fields, halves_at, nibble_column, readonly, reciprocal, round_codes
 
 SCALE, MIN, D, DMIN = 2048, 2176, 2304, 2336
@@ -10,7 +10,7 @@ LANES = 16  # sub-blocks searched at once: each lane sums alone, so results do n
 STEPS = 25
 
 
-@nb.njit(nogil=True, cache=True)
+@on_call
 def _search(x, scale, low):
     """Weighted least-squares fit of 16 levels to every sub-block: x ~ scale * q + low, low <= 0.
 

@@ -1,8 +1,8 @@
 """q6_k: 256 codes of six bits in 16 sub-blocks with 8-bit scales, w = d * scale * (q - 32)."""
 
-import numba as nb
 import numpy as np
 
+from ..kernels.jit import on_call
 from .base import Field, Format, half, half_fields, halves_at, nibble_column, readonly, reciprocal, round_codes
 from .q4_0 import signed_extreme
 from .q4_k import lanes
@@ -10,7 +10,7 @@ from .q4_k import lanes
 SCALE, D = 3072, 3328
 
 
-@nb.njit(nogil=True, cache=True)
+@on_call
 def _search(x, extreme, scale):
     """Weighted least-squares scale of 64 symmetric levels for every sub-block: x ~ scale * q, -32 <= q <= 31.
 

@@ -1,14 +1,14 @@
 """q8_0: 32 signed bytes and one float16 scale, w = d * q."""
 
-import numba as nb
 import numpy as np
 
+from ..kernels.jit import on_call
 from .base import Field, Format, half_bytes, half_fields, halves_at, readonly, reciprocal
 
 D = 512  # 8 vectors of int8
 
 
-@nb.njit(nogil=True, cache=True)
+@on_call
 def _round_half_away(x, inverse, codes):
     """codes = x * inverse rounded to nearest, halves away from zero. x (n, 32) float32, inverse (n,) float32, codes (n, 32) int8."""
     for n in range(x.shape[0]):
