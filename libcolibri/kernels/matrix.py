@@ -29,28 +29,35 @@ def _product_of(like, tile, blocks, x, x_stride, out, out_stride, base, base_str
 
 
 @inline
+def product_run(wide, one, tile, blocks, x, x_stride, tokens, out, out_stride, base, base_stride):
+    """One row group times a run of tokens: whole panels, then the rest one by one. base: 0, or where the first token's base is."""
+    width, t = count_of(wide), 0
+    while t + width <= tokens:
+        _product_of(wide, tile, blocks, x + t * x_stride, x_stride, out + t * out_stride, out_stride, base, base_stride)
+        if base != 0:
+            base += width * base_stride
+        t += width
+    while t < tokens:
+        _product_of(one, tile, blocks, x + t * x_stride, x_stride, out + t * out_stride, out_stride, base, base_stride)
+        if base != 0:
+            base += base_stride
+        t += 1
+
+
+@inline
 def product(operands, rank, threads, wide, one):
     """out[t] = W @ x[t] + base[t] for every token t; see make_product."""
     tiles, groups, group_bytes, blocks = get_i64(operands), get_i64(operands + 8), get_i64(operands + 16), get_i64(operands + 24)
     x, x_stride = get_i64(operands + 32) + rank * get_i64(operands + 48), get_i64(operands + 40)
     tokens, out0, out_stride = get_i64(get_i64(operands + 56)), get_i64(operands + 64), get_i64(operands + 72)
     base0, base_stride = get_i64(operands + 80), get_i64(operands + 88)
-    width = count_of(wide)
     first, last = share(groups, rank, threads)
     for group in range(first, last):
-        tile, out, base, t = tiles + group * group_bytes, out0 + group * 64, base0, 0
+        base = base0
         if base != 0:
             base += group * 64
-        while t + width <= tokens:
-            _product_of(wide, tile, blocks, x + t * x_stride, x_stride, out + t * out_stride, out_stride, base, base_stride)
-            if base != 0:
-                base += width * base_stride
-            t += width
-        while t < tokens:
-            _product_of(one, tile, blocks, x + t * x_stride, x_stride, out + t * out_stride, out_stride, base, base_stride)
-            if base != 0:
-                base += base_stride
-            t += 1
+        tile = tiles + group * group_bytes
+        product_run(wide, one, tile, blocks, x, x_stride, tokens, out0 + group * 64, out_stride, base, base_stride)
     return 0
 
 
@@ -67,22 +74,28 @@ def _gate_up_of(like, gate, up, blocks, x, x_stride, out, out_stride):
 
 
 @inline
+def gate_up_run(wide, one, gate, up, blocks, x, x_stride, tokens, out, out_stride):
+    """One row group of gate and up times a run of tokens: whole panels, then the rest one by one."""
+    width, t = count_of(wide), 0
+    while t + width <= tokens:
+        _gate_up_of(wide, gate, up, blocks, x + t * x_stride, x_stride, out + t * out_stride, out_stride)
+        t += width
+    while t < tokens:
+        _gate_up_of(one, gate, up, blocks, x + t * x_stride, x_stride, out + t * out_stride, out_stride)
+        t += 1
+
+
+@inline
 def gate_up(operands, rank, threads, wide, one):
     """out[t] = silu(gate @ x[t]) * (up @ x[t]) for every token t; see make_gate_up."""
     gate0, up0 = get_i64(operands), get_i64(operands + 8)
     groups, group_bytes, blocks = get_i64(operands + 16), get_i64(operands + 24), get_i64(operands + 32)
     x, x_stride = get_i64(operands + 40) + rank * get_i64(operands + 56), get_i64(operands + 48)
     tokens, out0, out_stride = get_i64(get_i64(operands + 64)), get_i64(operands + 72), get_i64(operands + 80)
-    width = count_of(wide)
     first, last = share(groups, rank, threads)
     for group in range(first, last):
-        gate, up, out, t = gate0 + group * group_bytes, up0 + group * group_bytes, out0 + group * 64, 0
-        while t + width <= tokens:
-            _gate_up_of(wide, gate, up, blocks, x + t * x_stride, x_stride, out + t * out_stride, out_stride)
-            t += width
-        while t < tokens:
-            _gate_up_of(one, gate, up, blocks, x + t * x_stride, x_stride, out + t * out_stride, out_stride)
-            t += 1
+        gate, up = gate0 + group * group_bytes, up0 + group * group_bytes
+        gate_up_run(wide, one, gate, up, blocks, x, x_stride, tokens, out0 + group * 64, out_stride)
     return 0
 
 

@@ -37,7 +37,7 @@ from ..simd.scalars import get_f32, get_i32, get_i64, put_f32, put_i32, put_i64
 from .activations import BLOCK, quantize_row
 from .jit import inline, kernel
 from .mathlib import exp
-from .matrix import _gate_up_of, _product_of, share
+from .matrix import gate_up_run, product_run
 
 ONE, MINUS_INFINITY, ZERO = np.float32(1), np.float32(-np.inf), np.float32(0)
 FAULT = 1
@@ -225,20 +225,13 @@ def make_expert_gate_up(isa, format, width, lanes):
         group_bytes, blocks, x0, x_bytes = get_i64(operands + 56), get_i64(operands + 64), get_i64(operands + 72), get_i64(operands + 80)
         out0, out_stride = get_i64(operands + 88), get_i64(operands + 96)
         wide, one = target(isa, format, width, lanes), target(isa, format, 1, 16)
-        units = get_i64(ready) * groups
-        begin, end = share(units, rank, threads)
-        for unit in range(begin, end):
+        for unit in range(rank, get_i64(ready) * groups, threads):  # in turn: experts have different numbers of tokens
             e = get_i64(ready + 8 + unit // groups * 8)
             weights, tokens, start = get_i64(table + e * 8), get_i64(count + e * 8), get_i64(first + e * 8)
             group = unit % groups
             gate, up = weights + gate_at + group * group_bytes, weights + up_at + group * group_bytes
-            x, out, t = x0 + start * x_bytes, out0 + start * out_stride + group * 64, 0
-            while t + width <= tokens:
-                _gate_up_of(wide, gate, up, blocks, x + t * x_bytes, x_bytes, out + t * out_stride, out_stride)
-                t += width
-            while t < tokens:
-                _gate_up_of(one, gate, up, blocks, x + t * x_bytes, x_bytes, out + t * out_stride, out_stride)
-                t += 1
+            x, out = x0 + start * x_bytes, out0 + start * out_stride + group * 64
+            gate_up_run(wide, one, gate, up, blocks, x, x_bytes, tokens, out, out_stride)
         return 0
 
     return expert_gate_up
@@ -257,19 +250,12 @@ def make_expert_product(isa, format, width, lanes):
         offset, groups, group_bytes, blocks = get_i64(operands + 32), get_i64(operands + 40), get_i64(operands + 48), get_i64(operands + 56)
         x0, x_bytes, out0, out_stride = get_i64(operands + 64), get_i64(operands + 72), get_i64(operands + 80), get_i64(operands + 88)
         wide, one = target(isa, format, width, lanes), target(isa, format, 1, 16)
-        units = get_i64(ready) * groups
-        begin, end = share(units, rank, threads)
-        for unit in range(begin, end):
+        for unit in range(rank, get_i64(ready) * groups, threads):  # in turn: experts have different numbers of tokens
             e = get_i64(ready + 8 + unit // groups * 8)
             tokens, start, group = get_i64(count + e * 8), get_i64(first + e * 8), unit % groups
             tile = get_i64(table + e * 8) + offset + group * group_bytes
-            x, out, t = x0 + start * x_bytes, out0 + start * out_stride + group * 64, 0
-            while t + width <= tokens:
-                _product_of(wide, tile, blocks, x + t * x_bytes, x_bytes, out + t * out_stride, out_stride, 0, 0)
-                t += width
-            while t < tokens:
-                _product_of(one, tile, blocks, x + t * x_bytes, x_bytes, out + t * out_stride, out_stride, 0, 0)
-                t += 1
+            x, out = x0 + start * x_bytes, out0 + start * out_stride + group * 64
+            product_run(wide, one, tile, blocks, x, x_bytes, tokens, out, out_stride, 0, 0)
         return 0
 
     return expert_product
