@@ -6,8 +6,7 @@ In: values a family file (models/) has read from a config. Out: `ModelConfig`, w
 from dataclasses import dataclass
 
 from .errors import ConfigError
-
-ROPE_TYPES = ("default", "linear", "llama3", "yarn")
+from .rope import RopeConfig
 
 _AT_LEAST_ONE = (
     "vocab_size",
@@ -18,43 +17,6 @@ _AT_LEAST_ONE = (
     "head_dim",
     "max_position_embeddings",
 )
-
-
-@dataclass(frozen=True, slots=True)
-class RopeConfig:
-    """Rotary embedding: base `theta`, and how its frequencies are stretched for longer contexts.
-
-    factor                             context stretch, at least 1 (all types but default)
-    original_max_position_embeddings   context length of pre-training (llama3, yarn)
-    low_freq_factor, high_freq_factor  wavelengths that llama3 stretches, keeps, or blends
-    beta_fast, beta_slow, truncate     rotations at which yarn's ramp begins and ends; whether its ends are rounded outwards
-    attention_factor                   yarn multiplies cos and sin by it; always a number here
-    """
-
-    type: str = "default"
-    theta: float = 10000.0
-    factor: float = 1.0
-    original_max_position_embeddings: int | None = None
-    low_freq_factor: float = 1.0
-    high_freq_factor: float = 4.0
-    beta_fast: float = 32.0
-    beta_slow: float = 1.0
-    truncate: bool = True
-    attention_factor: float = 1.0
-
-    def __post_init__(self) -> None:
-        if self.type not in ROPE_TYPES:
-            raise ConfigError(f"rope_type={self.type!r} is not supported, only {', '.join(ROPE_TYPES)}")
-        if not self.theta > 1.0:
-            raise ConfigError(f"rope_theta={self.theta}: expected more than 1")
-        if not self.factor >= 1.0:
-            raise ConfigError(f"rope factor={self.factor}: expected at least 1")
-        if self.type in ("llama3", "yarn") and not self.original_max_position_embeddings:
-            raise ConfigError(f"rope_type={self.type!r} needs original_max_position_embeddings")
-        if self.type == "llama3" and not self.high_freq_factor > self.low_freq_factor > 0:
-            raise ConfigError(
-                f"rope high_freq_factor={self.high_freq_factor} must be larger than low_freq_factor={self.low_freq_factor}, both positive"
-            )
 
 
 @dataclass(frozen=True, slots=True)

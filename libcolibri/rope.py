@@ -1,13 +1,53 @@
-"""Tables of the rotary embedding, one row per position.
+"""The rotary embedding: its parameters, and its tables, one row per position.
 
 In: `RopeConfig`, head_dim, context length. Out: cos and sin, float32 (S, Dh/2), computed in float64.
 """
 
 import math
+from dataclasses import dataclass
 
 import numpy as np
 
-from .config import RopeConfig
+from .errors import ConfigError
+
+ROPE_TYPES = ("default", "linear", "llama3", "yarn")
+
+
+@dataclass(frozen=True, slots=True)
+class RopeConfig:
+    """Rotary embedding: base `theta`, and how its frequencies are stretched for longer contexts.
+
+    factor                             context stretch, at least 1 (all types but default)
+    original_max_position_embeddings   context length of pre-training (llama3, yarn)
+    low_freq_factor, high_freq_factor  wavelengths that llama3 stretches, keeps, or blends
+    beta_fast, beta_slow, truncate     rotations at which yarn's ramp begins and ends; whether its ends are rounded outwards
+    attention_factor                   yarn multiplies cos and sin by it; always a number here
+    """
+
+    type: str = "default"
+    theta: float = 10000.0
+    factor: float = 1.0
+    original_max_position_embeddings: int | None = None
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    truncate: bool = True
+    attention_factor: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.type not in ROPE_TYPES:
+            raise ConfigError(f"rope_type={self.type!r} is not supported, only {', '.join(ROPE_TYPES)}")
+        if not self.theta > 1.0:
+            raise ConfigError(f"rope_theta={self.theta}: expected more than 1")
+        if not self.factor >= 1.0:
+            raise ConfigError(f"rope factor={self.factor}: expected at least 1")
+        if self.type in ("llama3", "yarn") and not self.original_max_position_embeddings:
+            raise ConfigError(f"rope_type={self.type!r} needs original_max_position_embeddings")
+        if self.type == "llama3" and not self.high_freq_factor > self.low_freq_factor > 0:
+            raise ConfigError(
+                f"rope high_freq_factor={self.high_freq_factor} must be larger than low_freq_factor={self.low_freq_factor}, both positive"
+            )
 
 
 def rope_tables(rope: RopeConfig, head_dim: int, context_length: int) -> tuple[np.ndarray, np.ndarray]:

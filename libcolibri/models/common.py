@@ -6,8 +6,9 @@ In: a `ConfigReader`. Out: keyword arguments for `ModelConfig`.
 import math
 from typing import Any
 
-from ..config import ROPE_TYPES, ModelConfig, RopeConfig
+from ..config import ModelConfig
 from ..errors import ConfigError
+from ..rope import ROPE_TYPES, RopeConfig
 from .config_reader import ConfigReader
 
 
