@@ -343,7 +343,9 @@ def _widen_bfloat(b, v, lanes):
 
 load_codes_like = _loader_like(codes, lambda lanes: integers(4 * lanes, 8), lambda b, v, lanes: v)
 load_i8_like = _loader_like(i32, lambda lanes: integers(lanes, 8), lambda b, v, lanes: b.sext(v, integers(lanes)))
-load_u8_like = _loader_like(f32, lambda lanes: integers(lanes, 8), lambda b, v, lanes: b.uitofp(b.zext(v, integers(lanes)), floats(lanes)))
+load_u8_like = _loader_like(
+    f32, lambda lanes: integers(lanes, 8), lambda b, v, lanes: b.uitofp(b.zext(v, integers(lanes)), floats(lanes))
+)
 load_f16_like = _loader_like(f32, _halves, _widen_half)
 load_bf16_like = _loader_like(f32, lambda lanes: integers(lanes, 16), _widen_bfloat)
 load_f32_like = _loader_like(f32, floats, lambda b, v, lanes: v)
