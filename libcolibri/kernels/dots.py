@@ -11,7 +11,8 @@ total     float32 bundle, rows x tokens
 
 Numeric definition (FORMAT.md): per 32 columns the integer P is exact; then, in column order,
 total = fma(P * x_scale, D, total), and for types with a minimum total = fma(x_shift, N, total) (q2_k, with two minima in 32
-columns: another integer times x_scale in place of x_shift), each operation rounded once to float32. The bits do not depend on the width of the panel, the instruction set, or the thread.
+columns: another integer times x_scale in place of x_shift), each operation rounded once to float32. The bits do not depend on
+the width of the panel, the instruction set, or the thread.
 """
 
 import numpy as np

@@ -344,7 +344,7 @@ def _bytes(lanes):
     return integers(lanes, 8)
 
 
-def _power_of_two(b, v, lanes):
+def power_of_two(b, v, lanes):
     """2^(e - 128) of unsigned bytes e; the two smallest are subnormal float32."""
     e = b.zext(v, integers(lanes))
     normal = b.shl(b.sub(e, constant(e.type, 1)), constant(e.type, 23))
@@ -368,7 +368,7 @@ load_codes_like = _loader_like(codes, lambda lanes: integers(4 * lanes, 8), lamb
 load_i8_like = _loader_like(i32, _bytes, lambda b, v, lanes: b.sext(v, integers(lanes)))
 load_low_nibbles_like = _loader_like(i32, _bytes, lambda b, v, lanes: b.zext(b.and_(v, constant(v.type, 15)), integers(lanes)))
 load_high_nibbles_like = _loader_like(i32, _bytes, lambda b, v, lanes: b.zext(b.lshr(v, constant(v.type, 4)), integers(lanes)))
-load_power_of_two_like = _loader_like(f32, _bytes, _power_of_two)
+load_power_of_two_like = _loader_like(f32, _bytes, power_of_two)
 load_u8_like = _loader_like(f32, _bytes, lambda b, v, lanes: b.uitofp(b.zext(v, integers(lanes)), floats(lanes)))
 load_f16_like = _loader_like(f32, _halves, _widen_half)
 load_bf16_like = _loader_like(f32, lambda lanes: integers(lanes, 16), _widen_bfloat)
