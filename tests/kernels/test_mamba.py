@@ -61,7 +61,7 @@ class Scan:
         given, state = self.inputs(), self.to_slices(initial)
         out = np.zeros((self.tokens, self.heads * self.head_dim), np.float32)
         where, limits = np.array([state.ctypes.data], np.int64), np.array(self.limits, np.float32)
-        team, begin, kernel = Team(threads), 0, KERNELS[isa].get(make_selective_scan, KERNELS[isa].lanes)
+        team, begin, kernel = Team(threads), 0, KERNELS[isa].get(make_selective_scan)
         for n in chunks:
             x, dt, y = (rows[begin : begin + n] for rows in (given["x"], given["dt"], out))
             program = Program()
