@@ -5,7 +5,7 @@ import pytest
 
 from libcolibri.kernels.jit import kernel
 from libcolibri.kernels.kernel_set import KernelSet
-from libcolibri.kernels.mathlib import exp, silu, softplus
+from libcolibri.kernels.mathlib import exp, sigmoid, silu, softplus, tanh
 from libcolibri.program import Program
 from libcolibri.simd.isa import available
 from libcolibri.simd.registers import load_f32, store_f32
@@ -16,19 +16,23 @@ EXACT = {
     "exp": np.exp,
     "silu": lambda x: x / (1 + np.exp(-x)),
     "softplus": lambda x: np.maximum(x, 0) + np.log1p(np.exp(-np.abs(x))),
+    "sigmoid": lambda x: 1 / (1 + np.exp(-x)),
+    "tanh": np.tanh,
 }
 
 
 def make_functions(isa):
     @kernel
     def functions(operands, rank, threads):
-        """Writes exp, silu and softplus of n float32 (whole vectors) as three rows."""
+        """Writes EXACT's functions of n float32 (whole vectors), a row each."""
         n, x, out = get_i64(operands), get_i64(operands + 8), get_i64(operands + 16)
         for i in range(n // 16):
             v = load_f32(x + i * 64)
             store_f32(out + i * 64, exp(v))
             store_f32(out + (n + i * 16) * 4, silu(v))
             store_f32(out + (2 * n + i * 16) * 4, softplus(v))
+            store_f32(out + (3 * n + i * 16) * 4, sigmoid(v))
+            store_f32(out + (4 * n + i * 16) * 4, tanh(v))
         return 0
 
     return functions
