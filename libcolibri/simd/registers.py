@@ -431,6 +431,21 @@ reduce_add_i32 = _reduction(i32(), types.int32, lambda b, x, y: b.add(x, y))
 
 
 @intrinsic
+def sum_registers(typingctx, bundle):
+    """The registers of a bundle (a power of two of them) added lane by lane, first half to second half, to one register."""
+    result = f32(1, bundle.lanes)
+
+    def codegen(ctx, b, sig, args):
+        registers = [b.extract_value(args[0], t) for t in range(bundle.count)]
+        while len(registers) > 1:
+            half = len(registers) // 2
+            registers = [b.fadd(low, high) for low, high in zip(registers[:half], registers[half:], strict=True)]
+        return each(b, result(), [], lambda b, t: registers[0])
+
+    return result(bundle), codegen
+
+
+@intrinsic
 def keep_lanes(typingctx, x, count, other):
     """Lanes 0..count-1 of x, the scalar `other` elsewhere."""
 
