@@ -1,13 +1,9 @@
 """Operations on the residual stream and the logits that only some families have: multipliers and caps."""
 
-import numpy as np
-
-from ..simd.registers import add, div, fma, load_f32, mul, splat, store_f32, sub
+from ..simd.registers import div, fma, load_f32, mul, splat, store_f32
 from ..simd.scalars import get_f32, get_i64
-from .jit import inline, kernel
-from .mathlib import exp
-
-ONE, TWO = np.float32(1), np.float32(2)
+from .jit import kernel
+from .mathlib import tanh
 
 
 def make_scale(isa):
@@ -47,12 +43,6 @@ def make_add_scaled(isa):
         return 0
 
     return add_scaled
-
-
-@inline
-def tanh(x):
-    """16 float32: 1 - 2 / (exp(2 x) + 1); absolute error about 1e-7."""
-    return sub(splat(ONE), div(splat(TWO), add(exp(add(x, x)), splat(ONE))))
 
 
 def make_softcap(isa):
