@@ -1,6 +1,6 @@
 """Small operations on float32 rows."""
 
-from ..simd.registers import add, load_f32, maximum, minimum, mul, splat, store_f32
+from ..simd.registers import add, load_f32, maximum, minimum, splat, store_f32
 from ..simd.scalars import get_f32, get_i64
 from .jit import kernel
 from .moe import activate_row
@@ -60,22 +60,3 @@ def make_add_vector(isa):
         return 0
 
     return add_vector
-
-
-def make_multiply(isa):
-    """Kernel: x[t] *= y[t], element by element; ranks share rows.
-
-    operands: address of the number of rows, x, its stride, y, its stride, columns padded to 16.
-    """
-
-    @kernel
-    def multiply(operands, rank, threads):
-        rows, x0, stride = get_i64(get_i64(operands)), get_i64(operands + 8), get_i64(operands + 16)
-        y0, y_stride, padded = get_i64(operands + 24), get_i64(operands + 32), get_i64(operands + 40)
-        for t in range(rank, rows, threads):
-            x, y = x0 + t * stride, y0 + t * y_stride
-            for i in range(padded // 16):
-                store_f32(x + i * 64, mul(load_f32(x + i * 64), load_f32(y + i * 64)))
-        return 0
-
-    return multiply

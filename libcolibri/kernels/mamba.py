@@ -8,18 +8,15 @@ cache for a whole chunk. Tokens are taken one after the other in every program: 
 from ..simd.registers import (
     broadcast_f32,
     fma,
-    lanes_of,
     load_f32,
-    load_f32_like,
     load_f32s,
     maximum,
     minimum,
     mul,
-    splat_like,
+    splat,
     store_f32,
     store_f32s,
     sum_registers,
-    target,
     zero_f32,
 )
 from ..simd.scalars import get_f32, get_i64
@@ -28,35 +25,35 @@ from .mathlib import exp, silu, softplus
 from .matrix import share
 from .norm import normalize
 
-COLUMNS = 4  # of the state, taken at a time: as many independent sums over d_state
+COLUMNS = 2  # of the state, taken at a time: with their sums they fill AVX2's registers
 
 
 @inline
-def _scan(like, tokens, x, b, c, stride, dt, dt_stride, head, limits, state, d_state, out, out_stride):
+def _scan(tokens, x, b, c, stride, dt, dt_stride, head, limits, state, d_state, out, out_stride):
     """One register of a head's rows through all tokens; `head` = (A, D, dt_bias), `limits` = least and greatest dt."""
-    a, d, bias = splat_like(like, head[0]), splat_like(like, head[1]), head[2]
-    least, greatest = splat_like(like, limits[0]), splat_like(like, limits[1])
+    a, d, bias = splat(head[0]), splat(head[1]), head[2]
+    least, greatest = splat(limits[0]), splat(limits[1])
     for t in range(tokens):
-        step = minimum(maximum(softplus(splat_like(like, get_f32(dt + t * dt_stride) + bias)), least), greatest)
-        decay, v, y = exp(mul(step, a)), load_f32_like(like, x + t * stride), zero_f32(like)
+        step = minimum(maximum(softplus(splat(get_f32(dt + t * dt_stride) + bias)), least), greatest)
+        decay, v, y = exp(mul(step, a)), load_f32(x + t * stride), zero_f32(COLUMNS)
         drive = mul(step, v)
         b_row, c_row = b + t * stride, c + t * stride
         for n in range(0, d_state, COLUMNS):
             at = state + n * 64
-            h = fma(drive, broadcast_f32(b_row + n * 4, 4, like), mul(decay, load_f32s(at, 64, like)))
+            h = fma(drive, broadcast_f32(b_row + n * 4, 4, COLUMNS), mul(decay, load_f32s(at, 64, COLUMNS)))
             store_f32s(at, 64, h)
-            y = fma(h, broadcast_f32(c_row + n * 4, 4, like), y)
-        store_f32s(out + t * out_stride, 0, fma(d, v, sum_registers(y)))
+            y = fma(h, broadcast_f32(c_row + n * 4, 4, COLUMNS), y)
+        store_f32(out + t * out_stride, fma(d, v, sum_registers(y)))
 
 
-def make_selective_scan(isa, lanes):
+def make_selective_scan(isa):
     """Kernel: for every token, head and row of the head (Mamba-2, as NemotronH and GraniteMoeHybrid compute it),
 
         dt = min(max(softplus(dt + dt_bias), least), greatest),  h = exp(dt A) h + (dt x) B,  y = C . h + D x
 
     operands: address of the number of tokens; rows x | B | C (heads * head_dim, groups * d_state, groups * d_state float32), their stride;
     rows of dt (one a head, raw), their stride; A (negative), D, dt_bias (one a head); least and greatest dt (float32 (2,)); heads, groups
-    (each serves heads / groups heads, in order), head_dim (a multiple of 16), d_state (a multiple of 4); address of the state's address;
+    (each serves heads / groups heads, in order), head_dim (a multiple of 16), d_state (even); address of the state's address;
     rows of y (heads * head_dim), their stride. Ranks share slices of 16 rows.
     """
 
@@ -68,7 +65,6 @@ def make_selective_scan(isa, lanes):
         heads, groups = get_i64(operands + 72), get_i64(operands + 80)
         head_dim, d_state = get_i64(operands + 88), get_i64(operands + 96)
         state, out, out_stride = get_i64(get_i64(operands + 104)), get_i64(operands + 112), get_i64(operands + 120)
-        like = target(isa, 0, COLUMNS, lanes)
         all_b = x + heads * head_dim * 4
         all_c = all_b + groups * d_state * 4
         first, last = share(heads * head_dim // 16, rank, threads)
@@ -76,13 +72,10 @@ def make_selective_scan(isa, lanes):
             head = part * 16 // head_dim
             group = head * groups // heads * d_state * 4
             own = get_f32(a + head * 4), get_f32(d + head * 4), get_f32(bias + head * 4)
-            for row in range(0, 16, lanes_of(like)):
-                at = part * 64 + row * 4
-                here = state + part * d_state * 64 + row * 4
-                _scan(
-                    like, tokens, x + at, all_b + group, all_c + group, stride, dt + head * 4, dt_stride, own,
-                    (get_f32(limits), get_f32(limits + 4)), here, d_state, out + at, out_stride,
-                )  # fmt: skip
+            _scan(
+                tokens, x + part * 64, all_b + group, all_c + group, stride, dt + head * 4, dt_stride, own,
+                (get_f32(limits), get_f32(limits + 4)), state + part * d_state * 64, d_state, out + part * 64, out_stride,
+            )  # fmt: skip
         return 0
 
     return selective_scan

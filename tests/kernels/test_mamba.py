@@ -5,7 +5,6 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from libcolibri.kernels.elementwise import make_multiply
 from libcolibri.kernels.kernel_set import KernelSet
 from libcolibri.kernels.mamba import make_gated_norm, make_selective_scan
 from libcolibri.program import Program
@@ -61,7 +60,7 @@ class Scan:
         given, state = self.inputs(), self.to_slices(initial)
         out = np.zeros((self.tokens, self.heads * self.head_dim), np.float32)
         where, limits = np.array([state.ctypes.data], np.int64), np.array(self.limits, np.float32)
-        team, begin, kernel = Team(threads), 0, KERNELS[isa].get(make_selective_scan, KERNELS[isa].lanes)
+        team, begin, kernel = Team(threads), 0, KERNELS[isa].get(make_selective_scan)
         for n in chunks:
             x, dt, y = (rows[begin : begin + n] for rows in (given["x"], given["dt"], out))
             program = Program()
@@ -126,12 +125,3 @@ def test_gated_norm_equals_float64(groups, cols, threads, isa):
     team.run(program.finish())
     team.close()
     np.testing.assert_allclose(x, exact, atol=2e-6 * np.abs(exact).max(), rtol=0)
-
-
-def test_multiply():
-    x, y = np.random.default_rng(1).standard_normal((2, 5, 48)).astype(np.float32)
-    program, team, exact = Program(), Team(2), x[:, :32] * y[:, 16:]
-    program.record("multiply", KernelSet().get(make_multiply), [np.array([5], np.int64), x, x.strides[0], y[:, 16:], y.strides[0], 32])
-    team.run(program.finish())
-    team.close()
-    assert (x[:, :32] == exact).all()
