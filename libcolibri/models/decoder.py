@@ -86,7 +86,7 @@ class Decoder:
         self._lock = threading.Lock()
         self._n_tok, self._start = np.zeros(1, np.int64), np.zeros(1, np.int64)
         self._ids = np.zeros(self.max_chunk_tok, np.int64)
-        self._descriptors = np.zeros((config.num_hidden_layers, 4), np.int64)
+        self._descriptors = np.zeros((config.num_hidden_layers, 8), np.int64)
         cos, sin = rope_tables(config.rope, config.head_dim, context_length)
         self._rope = np.ascontiguousarray(np.concatenate([cos, sin], axis=1))  # (S, Dh)
         self.buffers = Buffers(config, self.max_chunk_tok)
