@@ -90,7 +90,7 @@ class Decoder:
         self._lock = threading.Lock()
         self._n_tok, self._start = np.zeros(1, np.int64), np.zeros(1, np.int64)
         self._ids = np.zeros(self.max_chunk_tok, np.int64)
-        self._descriptors = np.zeros((config.num_hidden_layers, 4), np.int64)
+        self._descriptors = np.zeros((config.num_hidden_layers, 8), np.int64)
         self._rope_tables: dict[tuple[RopeConfig, int], np.ndarray] = {}
         self.buffers = Buffers(config, self.max_chunk_tok)
         self._record_programs()

@@ -16,7 +16,7 @@ POSITIONS_PER_BLOCK = 16
 class KVCache:
     """Room for `context_length` positions; the first `n_tok` are valid.
 
-    descriptors   int64 (layers, 4): addresses of K and V, bytes per KV head of K, of V: what kernels read
+    descriptors   int64 (layers, 8): addresses of K and V, bytes per KV head of K, of V, positions: what kernels read
     """
 
     def __init__(self, states: Sequence[State | None], context_length: int, dtype: type = np.float16):
@@ -26,11 +26,12 @@ class KVCache:
         self._head_bytes = _head_bytes(state, context_length, self.dtype)
         self._part_bytes = align_up(self._head_bytes * state.kv_heads, 64)
         self._memory = allocate(2 * self._part_bytes * self._layers, "the KV cache")
-        self.descriptors = np.empty((self._layers, 4), np.int64)
+        self.descriptors = np.zeros((self._layers, 8), np.int64)
         base = self._memory.ctypes.data
         for layer in range(self._layers):
             k = base + 2 * layer * self._part_bytes
-            self.descriptors[layer] = k, k + self._part_bytes, self._head_bytes, self._head_bytes
+            positions = align_up(context_length, POSITIONS_PER_BLOCK)
+            self.descriptors[layer, :5] = k, k + self._part_bytes, self._head_bytes, self._head_bytes, positions
         self._shape = state.kv_heads, align_up(context_length, POSITIONS_PER_BLOCK), state.k_dim
 
     @staticmethod
