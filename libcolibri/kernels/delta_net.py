@@ -118,22 +118,24 @@ def _correct(like, per_channel, s, dk, q, k, decay, correction):
 def make_delta_rule(isa, per_channel):
     """Kernel: the recurrence of the module's head for every value head; per_channel: decay rows are (heads, dk), else (heads).
 
-    operands: address of the number of tokens, q, k, v, their stride, value heads, key heads (value head h reads key head h * key heads //
-    value heads), dk (even), dv (a multiple of 16), decay rows, stride, beta rows, stride, out, out stride, address of the
-    address of the state. Ranks share (value head, 16 columns) units.
+    operands: address of the number of tokens, q, k, v, their stride, value heads, key heads, 1 where value heads are tiled, dk (even), dv (a
+    multiple of 16), decay rows, stride, beta rows, stride, out, out stride, address of the address of the state. Ranks share (value
+    head, 16 columns) units.
+    Of r = value heads / key heads, r neighbours share a key head; tiled: value heads 0, 1, 2 ... take key heads in turn, r times over.
     """
 
     @kernel
     def delta_rule(operands, rank, threads):
         tokens, q0, k0, v0 = get_i64(get_i64(operands)), get_i64(operands + 8), get_i64(operands + 16), get_i64(operands + 24)
         stride, heads, key_heads = get_i64(operands + 32), get_i64(operands + 40), get_i64(operands + 48)
-        dk, dv, decay0, decay_stride = get_i64(operands + 56), get_i64(operands + 64), get_i64(operands + 72), get_i64(operands + 80)
-        beta0, beta_stride, out0 = get_i64(operands + 88), get_i64(operands + 96), get_i64(operands + 104)
-        out_stride, state, blocks = get_i64(operands + 112), get_i64(get_i64(operands + 120)), dv // 16
+        tiled, dk, dv, decay0 = get_i64(operands + 56), get_i64(operands + 64), get_i64(operands + 72), get_i64(operands + 80)
+        decay_stride, beta0, beta_stride = get_i64(operands + 88), get_i64(operands + 96), get_i64(operands + 104)
+        out0, out_stride, state = get_i64(operands + 112), get_i64(operands + 120), get_i64(get_i64(operands + 128))
+        blocks = dv // 16
         like = target(isa, 0, ROWS, 16)
         for unit in range(rank, heads * blocks, threads):
             head, block = unit // blocks, unit % blocks
-            key = head * key_heads // heads * dk * 4
+            key = (head % key_heads if tiled else head * key_heads // heads) * dk * 4
             decay_at = head * dk * 4 if per_channel else head * 4
             s, at = state + unit * dk * 64, (head * dv + block * 16) * 4
             for t in range(tokens):
