@@ -118,8 +118,8 @@ def _correct(like, per_channel, s, dk, q, k, decay, correction):
 def make_delta_rule(isa, per_channel):
     """Kernel: the recurrence of the module's head for every value head; per_channel: decay rows are (heads, dk), else (heads).
 
-    operands: address of the number of tokens, q, k, v, their stride, value heads, key heads, 1 where value heads are tiled, dk (even), dv (a
-    multiple of 16), decay rows, stride, beta rows, stride, out, out stride, address of the address of the state. Ranks share (value
+    operands: address of the number of tokens, q, k, v, their stride, value heads, key heads, 1 where value heads are tiled, dk (even), dv
+    (a multiple of 16), decay rows, stride, beta rows, stride, out, out stride, address of the address of the state. Ranks share (value
     head, 16 columns) units.
     Of r = value heads / key heads, r neighbours share a key head; tiled: value heads 0, 1, 2 ... take key heads in turn, r times over.
     """

@@ -35,7 +35,7 @@ def case(tokens, heads, key_heads, dk, dv, per_channel, seed=0):
 def laid_out(s):
     """(heads, dk, dv) as the kernel keeps it: [head][dv / 16][dk][16]."""
     heads, dk, dv = s.shape
-    return np.ascontiguousarray(s.reshape(heads, dk, dv // 16, 16).transpose(0, 2, 1, 3))
+    return s.reshape(heads, dk, dv // 16, 16).transpose(0, 2, 1, 3).copy()
 
 
 def recur(isa, q, k, v, decay, beta, state, threads=1, tiled=0):
