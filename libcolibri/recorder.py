@@ -18,8 +18,10 @@ from .kernels.embed import make_embed
 from .kernels.kernel_set import KernelSet
 from .kernels.matrix import make_gate_up, make_product
 from .kernels.norm import make_norm
+from .kernels.residual import make_add_scaled, make_scale, make_softcap
 from .matrix import Matrix
 from .program import Program
+from .weights import Norm
 
 LANES = 16
 
@@ -92,8 +94,9 @@ class Recorder:
         """A float32 operand, which goes by address."""
         return np.array([value], np.float32)
 
-    def activation(self, name: str, x: Rows, wanted: frozenset[str], weight: np.ndarray | None = None, epsilon: float = 0.0) -> Activation:
-        """RMS norm (with a weight, padded) and rounding of x, in the wanted forms: "rows", "panels"."""
+    def activation(self, name: str, x: Rows, wanted: frozenset[str], norm: Norm | None = None) -> Activation:
+        """Norm (none: as it is) and rounding of x, in the wanted forms: "rows", "panels"."""
+        weight, epsilon = (None, 0.0) if norm is None else (padded_vector(norm.weight), norm.config.eps)
         rows, rows_stride, rows_private = self._row_target(x, wanted, weight)
         panels, panel_bytes, panels_private = None, x.cols // COLS * BLOCK, 0
         if "panels" in wanted:
@@ -170,6 +173,21 @@ class Recorder:
             self.scratch_bytes,
         ]  # fmt: skip
         self.program.record(name, self.kernels.get(make_norm, 1), slots)
+
+    def scale(self, name: str, x: Rows, factor: np.ndarray) -> None:
+        """x *= factor, float32 (1,)."""
+        self.program.record(name, self.kernels.get(make_scale), [self.n_tok, x.data, x.stride, x.padded, factor])
+
+    def softcap(self, name: str, x: Rows, cap: float) -> None:
+        """x = cap * tanh(x / cap)."""
+        self.program.record(name, self.kernels.get(make_softcap), [self.n_tok, x.data, x.stride, x.padded, self.scalar(cap)])
+
+    def add_normed(self, name: str, x: Rows, y: Rows, norm: Norm | None, factor: float) -> None:
+        """x += factor * norm(y); y is overwritten."""
+        if norm is not None:
+            self.norm_in_place(f"{name} norm", y, padded_vector(norm.weight), norm.config.eps)
+        slots = [self.n_tok, x.data, x.stride, x.padded, self.scalar(factor), y.data, y.stride]
+        self.program.record(name, self.kernels.get(make_add_scaled), slots)
 
     def add_vector(self, name: str, x: Rows, vector: np.ndarray) -> None:
         """x += vector in every row."""

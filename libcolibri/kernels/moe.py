@@ -332,18 +332,19 @@ def make_wave_end(isa):
 
 
 def make_combine(isa):
-    """Kernel: x[t] += sum over k of weight[t, k] * out[slot[t, k]] (+ sigmoid(gate[t]) * shared[t]); ranks share tokens.
+    """Kernel: out[t] = sum over k of weight[t, k] * y[slot[t, k]] (+ sigmoid(gate[t]) * shared[t]) (+ onto[t]); ranks share tokens.
 
-    operands: address of the number of tokens, K, weights, slot, expert outputs, their stride, x, x stride, columns padded to 16, shared
-    expert's outputs or 0, their stride, shared gate's logits (first of 16 per token) or 0, their stride.
+    operands: address of the number of tokens, K, weights, slot, expert outputs y, their stride, out, out stride, columns padded to 16,
+    shared expert's outputs or 0, their stride, shared gate's logits (first of 16 per token) or 0, their stride, onto or 0, its stride.
     """
 
     @kernel
     def combine(operands, rank, threads):
         tokens, chosen, weights, slot = get_i64(get_i64(operands)), get_i64(operands + 8), get_i64(operands + 16), get_i64(operands + 24)
-        outputs, stride, x0, x_stride = get_i64(operands + 32), get_i64(operands + 40), get_i64(operands + 48), get_i64(operands + 56)
+        outputs, stride, out0, out_stride = get_i64(operands + 32), get_i64(operands + 40), get_i64(operands + 48), get_i64(operands + 56)
         padded, shared, shared_stride = get_i64(operands + 64), get_i64(operands + 72), get_i64(operands + 80)
         gate, gate_stride = get_i64(operands + 88), get_i64(operands + 96)
+        onto, onto_stride = get_i64(operands + 104), get_i64(operands + 112)
         for t in range(rank, tokens, threads):
             opened = splat(ONE)
             if gate != 0:
@@ -356,8 +357,9 @@ def make_combine(isa):
                     total = fma(splat(get_f32(weights + a * 4)), load_f32(row + i * 64), total)
                 if shared != 0:
                     total = fma(opened, load_f32(shared + t * shared_stride + i * 64), total)
-                at = x0 + t * x_stride + i * 64
-                store_f32(at, add(load_f32(at), total))
+                if onto != 0:
+                    total = add(load_f32(onto + t * onto_stride + i * 64), total)
+                store_f32(out0 + t * out_stride + i * 64, total)
         return 0
 
     return combine
