@@ -32,28 +32,24 @@ from .jit import inline, kernel
 from .mathlib import exp, sigmoid, silu, softplus
 from .norm import normalize, sum_of_squares
 
-ONE = np.float32(1)
 EPSILON = np.float32(1e-6)  # of the unit length; not a setting of any model
 ROWS = 2  # rows of S that are summed side by side; with more, AVX2 runs out of registers
 
 
 def make_unit_heads(isa):
-    """Kernel: x = x / sqrt(sum of x^2 + 1e-6) of every head in place, then times a scale in the first heads; ranks share heads.
+    """Kernel: x = scale * x / sqrt(sum of x^2 + 1e-6) of every head in place; ranks share heads.
 
-    operands: address of the number of tokens, x, stride, heads, heads that are scaled, head_dim (a multiple of 16), address of the scale.
+    operands: address of the number of tokens, x, stride, heads, head_dim (a multiple of 16), address of the scale.
     """
 
     @kernel
     def unit_heads(operands, rank, threads):
         tokens, x0, stride = get_i64(get_i64(operands)), get_i64(operands + 8), get_i64(operands + 16)
-        heads, scaled, head_dim = get_i64(operands + 24), get_i64(operands + 32), get_i64(operands + 40)
-        scale = get_f32(get_i64(operands + 48))
+        heads, head_dim, scale = get_i64(operands + 24), get_i64(operands + 32), get_f32(get_i64(operands + 40))
         for unit in range(rank, tokens * heads, threads):
-            t, head = unit // heads, unit % heads
-            x = x0 + t * stride + head * head_dim * 4
+            x = x0 + unit // heads * stride + unit % heads * head_dim * 4
             squares, rest = sum_of_squares(x, head_dim)
-            length = np.sqrt(reduce_add(add(add_registers(squares), rest)) + EPSILON)
-            inverse = splat((scale if head < scaled else ONE) / length)
+            inverse = splat(scale / np.sqrt(reduce_add(add(add_registers(squares), rest)) + EPSILON))
             for i in range(head_dim // 16):
                 store_f32(x + i * 64, mul(load_f32(x + i * 64), inverse))
         return 0
