@@ -8,7 +8,8 @@ from .causal_conv import CausalConv
 from .delta_rule import DeltaRule
 from .site import Site
 
-SECOND_ARRAY = 8  # bytes from the state's descriptor to the address of S
+# Projections of the input: buffer -> field.
+PROJECTIONS = {"qkv": "in_proj_qkv", "z": "in_proj_z", "beta": "in_proj_b", "decay": "in_proj_a"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,13 +51,12 @@ class GatedDeltaNet(Block):
         return RecurrentState((self.conv.state(), self.rule.state()))
 
     def record(self, r: Recorder, site: Site) -> None:
-        projections, out_proj = {"qkv": "in_proj_qkv", "z": "in_proj_z", "beta": "in_proj_b", "decay": "in_proj_a"}, site.matrix("out_proj")
-        x = site.input(r, wants(site.matrix(field) for field in projections.values()))
-        for name, field in projections.items():
+        x, out_proj = site.input(r, wants(site.matrix(field) for field in PROJECTIONS.values())), site.matrix("out_proj")
+        for name, field in PROJECTIONS.items():
             r.product(f"delta {name}", site.matrix(field), x, site.rows(name), barrier=name == "decay")
         qkv, mixed, key_size = site.rows("qkv"), site.rows("mixed"), self.rule.key_size
         self.conv.record(r, site, qkv.data, qkv.stride, qkv, silu=True)
-        q, k, v = qkv.data, qkv.data[:, key_size:], qkv.data[:, 2 * key_size :]
-        self.rule.record(r, site, q, k, v, qkv.stride, site.rows("decay"), site.rows("beta"), mixed, site.state + SECOND_ARRAY)
+        parts = qkv.data, qkv.data[:, key_size:], qkv.data[:, 2 * key_size :]
+        self.rule.record(r, site, parts, qkv.stride, site.rows("decay"), site.rows("beta"), mixed, array=1)
         self.rule.record_norm(r, site, mixed, site.rows("z"), self.eps, sigmoid=False)
         r.product("delta out", out_proj, r.activation("quantize", mixed, wants([out_proj])), site.out, onto=site.onto)

@@ -49,12 +49,14 @@ class DeltaRule:
         return "delta", self.value_heads * self.key_dim * self.value_dim
 
     def record(
-        self, r: Recorder, site: Site, q: np.ndarray, k: np.ndarray, v: np.ndarray, stride: int, decay: Rows, beta: Rows, out: Rows, state: int
-    ) -> None:
+        self, r: Recorder, site: Site, qkv: tuple[np.ndarray, np.ndarray, np.ndarray], stride: int, decay: Rows, beta: Rows, out: Rows,
+        *, array: int,
+    ) -> None:  # fmt: skip
         """out = the rule of q, k and v, in rows `stride` bytes apart, and of the gates' projections `decay` and `beta`; overwrites them.
 
-        state   address of the address of S. The block has the fields "A" (value heads) and "dt_bias" (as many as decays).
+        array   which of the block's RecurrentState is S. The block has the fields "A" (value heads) and "dt_bias" (as many as decays).
         """
+        q, k, v = qkv
         for name, x, scale in (("unit q", q, self.key_dim**-0.5), ("unit k", k, 1.0)):
             slots = [r.n_tok, x, stride, self.key_heads, self.key_dim, r.scalar(scale)]
             r.program.record(name, r.kernels.get(make_unit_heads), slots, barrier=False)
@@ -65,7 +67,7 @@ class DeltaRule:
         r.program.record("delta gates", r.kernels.get(make_delta_gates), slots)
         slots = [
             r.n_tok, q, k, v, stride, self.value_heads, self.key_heads, int(self.tiled), self.key_dim, self.value_dim, decay.data,
-            decay.stride, beta.data, beta.stride, out.data, out.stride, state,
+            decay.stride, beta.data, beta.stride, out.data, out.stride, site.state + 8 * array,
         ]  # fmt: skip
         r.program.record("delta rule", r.kernels.get(make_delta_rule, int(self.per_channel)), slots)
 
