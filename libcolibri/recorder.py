@@ -15,6 +15,7 @@ from .kernels.attention import KV_F16, KV_F32, make_attention, make_rope_append
 from .kernels.dots import FLOATS, IDS
 from .kernels.elementwise import make_activate, make_add_vector, make_clip
 from .kernels.embed import make_embed
+from .kernels.ffn import ACTIVATIONS
 from .kernels.kernel_set import KernelSet
 from .kernels.matrix import make_gate_up, make_product
 from .kernels.norm import make_norm
@@ -142,19 +143,29 @@ class Recorder:
         kernel = self.kernels.get(make_product, IDS[matrix.type], self.kernels.width, self.kernels.lanes)
         self.program.record(f"{name} {matrix.type}", kernel, slots, barrier=barrier)
 
-    def gate_up(self, name: str, gate: Matrix, up: Matrix, x: Activation, out: Rows, spare: Rows) -> None:
-        """out = silu(gate @ x) * (up @ x); `spare` has out's shape and is used when the two tensor types differ."""
-        if gate.type != up.type:
-            self.product(f"{name} gate", gate, x, out, barrier=False)
-            self.product(f"{name} up", up, x, spare)
-            slots = [self.n_tok, out.data, spare.data, out.stride, out.padded]
-            self.program.record(f"{name} silu", self.kernels.get(make_activate), slots)
+    def gate_up(
+        self, name: str, gate: Matrix, up: Matrix | None, x: Activation, out: Rows, spare: Rows, *, activation: str = "silu",
+        limit: float = 0.0, gate_bias: np.ndarray | None = None, up_bias: np.ndarray | None = None,
+    ) -> None:  # fmt: skip
+        """out = an activation of kernels/ffn.py applied to gate @ x and up @ x (no up: to gate @ x), each plus its bias.
+
+        `spare` has out's shape and is used when the two tensor types differ.
+        """
+        kind, bound = ACTIVATIONS[activation], self.scalar(limit)
+        if up is None or gate.type != up.type:
+            self.product(f"{name} gate", gate, x, out, bias=gate_bias, barrier=up is None)
+            if up is not None:
+                self.product(f"{name} up", up, x, spare, bias=up_bias)
+            slots = [self.n_tok, out.data, 0 if up is None else spare.data, out.stride, out.padded, bound]
+            self.program.record(f"{name} {activation}", self.kernels.get(make_activate, kind), slots)
             return
         groups, blocks, tile_bytes = gate.tiles.shape
+        biases = [0 if bias is None else padded_vector(bias) for bias in (gate_bias, up_bias)]
         slots = [
             gate.tiles, up.tiles, groups, blocks * tile_bytes, blocks, *self._input_slots(gate.type, x), self.n_tok, out.data, out.stride,
+            *biases, bound,
         ]  # fmt: skip
-        kernel = self.kernels.get(make_gate_up, IDS[gate.type], self.kernels.width, self.kernels.lanes)
+        kernel = self.kernels.get(make_gate_up, IDS[gate.type], self.kernels.width, self.kernels.lanes, kind)
         self.program.record(f"{name} {gate.type}", kernel, slots)
 
     def embed(self, name: str, table: Matrix, ids: np.ndarray, out: Rows) -> None:
