@@ -16,7 +16,7 @@ from libcolibri.errors import SourceError
 
 from .gguf import GgufFile, GgufTensor, read_gguf
 from .gguf_config import ARCHITECTURES, config_from_metadata
-from .names import expected_tensors, kind_of, match_tensors, skip_reason
+from .names import expected_tensors, match_tensors, recognise, skip_reason
 from .source import Source, SourceTensor, expert_slices, tensor_from_bytes
 from .tokenizers import files_from_gguf
 
@@ -77,8 +77,7 @@ def open_gguf(path: Path) -> Source:
     if architecture not in ARCHITECTURES:
         raise SourceError(f"{path}: GGUF architecture {str(architecture)[:40]!r} is not supported, only {', '.join(ARCHITECTURES)}")
     config = config_from_metadata(file)
-    family = config["model_type"]
-    kind = kind_of(family, path)
+    kind, family = recognise(config, path)
     context = _Context(path, kind, config, architecture == "llama")
     found, aliases, skipped = _collect(file, context)
     tensors = match_tensors(found, expected_tensors(kind, config, path), aliases, path)

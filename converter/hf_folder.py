@@ -12,10 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from libcolibri.errors import FormatError, SourceError
+from libcolibri.errors import ConfigError, FormatError, SourceError
+from libcolibri.models.registry import text_config
 from libcolibri.safetensors_header import TensorSlot, read_header, strict_json
 
-from .names import canonical_name, expected_tensors, kind_of, match_tensors, skip_reason
+from .names import canonical_name, expected_tensors, match_tensors, recognise, skip_reason
 from .sentence_encoder import encoder_settings
 from .source import Source, SourceTensor, expert_slices, tensor_from_bytes
 from .tokenizers import files_from_folder
@@ -28,8 +29,8 @@ _PICKLED = (".bin", ".pt", ".pth", ".ckpt")
 
 def open_folder(folder: Path) -> Source:
     """Open a Hugging Face folder; config and every shard's header are checked, no weights are read."""
-    config = _read_json(folder / "config.json")
-    kind, family = kind_of(config.get("model_type"), folder), str(config.get("model_type"))
+    config = _text_config(folder)
+    kind, family = recognise(config, folder)
     if method := config.get("quantization_config"):
         name = method.get("quant_method", method) if isinstance(method, dict) else method
         raise SourceError(f"{folder}: weights quantised by {str(name)[:40]!r} are not supported: give the 16-bit checkpoint or a GGUF file")
@@ -39,10 +40,20 @@ def open_folder(folder: Path) -> Source:
         config["tie_word_embeddings"] = "lm_head.weight" not in slots
     if kind == "encoder":
         config["encoder"] = encoder_settings(folder, config)
-    found, aliases, skipped = _collect(folder, kind, config, slots)
+    found, aliases, skipped = _collect(folder, kind, family, config, slots)
     tensors = match_tensors(found, expected_tensors(kind, config, folder), aliases, folder)
     fingerprint, state = _fingerprint(folder, shards)
     return Source(folder, kind, family, config, tensors, tuple(skipped), False, fingerprint, state, lambda: files_from_folder(folder))
+
+
+def _text_config(folder: Path) -> dict[str, Any]:
+    """config.json of the text model, which multimodal checkpoints nest; their quantization_config stands outside."""
+    raw = _read_json(folder / "config.json")
+    try:
+        config = dict(text_config(raw))
+    except ConfigError as error:
+        raise SourceError(f"{folder}: {error}") from error
+    return config | {key: raw[key] for key in ("quantization_config",) if key in raw}
 
 
 def _read_json(path: Path) -> dict[str, Any]:
@@ -106,7 +117,7 @@ def _read_shards(folder: Path, shards: dict[str, set[str] | None]) -> dict[str, 
     return slots
 
 
-def _collect(folder: Path, kind: str, config: dict[str, Any], slots: dict[str, tuple[Path, TensorSlot]]) -> Any:
+def _collect(folder: Path, kind: str, family: str, config: dict[str, Any], slots: dict[str, tuple[Path, TensorSlot]]) -> Any:
     """(canonical name -> SourceTensor, canonical name -> name in the folder, skipped names)."""
     num_layers = config.get("num_hidden_layers")
     if not isinstance(num_layers, int) or isinstance(num_layers, bool) or num_layers < 1:
@@ -117,7 +128,7 @@ def _collect(folder: Path, kind: str, config: dict[str, Any], slots: dict[str, t
     aliases: dict[str, str] = {}
     skipped: list[str] = []
     for name, (path, slot) in slots.items():
-        canonical = canonical_name(name, kind)
+        canonical = canonical_name(name, kind, family)
         if skip_reason(canonical, kind, num_layers) or (tied and canonical == "lm_head.weight"):
             skipped.append(name)
             continue

@@ -15,7 +15,7 @@ from libcolibri.format import DENSE_NAME, EXPERT_ALIGN, PARTS, PartEntry, Tensor
 from libcolibri.quant import FORMATS
 from libcolibri.safetensors_header import build_header
 
-from .names import EXPERT
+from .names import EXPERT, expected_tensors
 from .source import Source, SourceTensor
 
 RECIPES = ("f32", "f16", "bf16", "q8_0", "q4_k_m")
@@ -24,7 +24,6 @@ DENSE_ALIGN = 64  # tiles start on a cache line
 MANIFEST_RESERVE_BYTES = 1 << 20
 # What llama.cpp falls back to when the columns are no multiple of 256; without a multiple of 32 only floats remain.
 FALLBACKS = {"q4_k": ("q5_0", "f16"), "q6_k": ("q8_0", "f16"), "q8_0": ("f16",)}
-_ALWAYS_F32 = re.compile(r".*\.mlp\.gate\.weight|.*\.shared_expert_gate\.weight|embeddings\.(position|token_type)_embeddings\.weight")
 _EMBEDDING = ("model.embed_tokens.weight", "embeddings.word_embeddings.weight")
 _LAYER = re.compile(r"(?:model\.layers|encoder\.layer)\.(\d+)\.")
 
@@ -126,12 +125,15 @@ class _Chooser:
         self.source, self.recipe = source, recipe
         self.fallbacks: list[tuple[str, str, str]] = []
         self.num_layers = source.config["num_hidden_layers"]
+        self.expected = expected_tensors(source.kind, source.config, source.path)
         self.has_head = "lm_head.weight" in source.tensors
-        self.num_experts = source.config.get("num_local_experts") or source.config.get("num_experts") or 0
+        self.has_8_experts = max((int(match[2]) for match in map(EXPERT.fullmatch, source.tensors) if match), default=0) == 7
 
     def type_of(self, name: str, tensor: SourceTensor) -> str:
-        if len(tensor.shape) == 1 or _ALWAYS_F32.fullmatch(name):
+        if len(tensor.shape) == 1:
             return "f32"
+        if (only := self.expected[name].type) is not None:
+            return only
         if self.recipe == KEEP:
             return tensor.type
         wanted = self._wanted(name)
@@ -152,7 +154,7 @@ class _Chooser:
         if match is None:
             return "q4_k"
         value = name.endswith((".v_proj.weight", ".self.value.weight"))
-        if self.num_experts == 8 and name.endswith((".v_proj.weight", ".k_proj.weight", ".o_proj.weight")):
+        if self.has_8_experts and name.endswith((".v_proj.weight", ".k_proj.weight", ".o_proj.weight")):
             return "q6_k" if name.endswith(".o_proj.weight") else "q8_0"  # next to 8 experts these matrices cost nothing
         down = name.endswith((".down_proj.weight",)) or re.fullmatch(r"encoder\.layer\.\d+\.output\.dense\.weight", name)
         return "q6_k" if (value or down) and _more_bits(int(match[1]), self.num_layers) else "q4_k"

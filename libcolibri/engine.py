@@ -208,7 +208,7 @@ class Engine:
     def new_kv_cache(self) -> Any:
         """A KV cache for `context_length` positions."""
         self._refuse_closed()
-        needed = self.parts.kv_cache.bytes_for(self.config, self.context_length, kv_dtype(self.manifest))
+        needed = self.parts.kv_cache.bytes_for(self.config.states, self.context_length, kv_dtype(self.manifest))
         available = available_memory()
         if needed > available:
             raise MemoryBudgetError(
@@ -257,8 +257,8 @@ def _check_settings(threads: int | None, prefetch: str | bool, prefill_chunk: in
 
 
 def kv_dtype(manifest: Manifest) -> type:
-    """Number type of the KV cache: float32 for a model whose attention is in float32, else float16."""
-    entry = manifest.tensors.get("model.layers.0.self_attn.k_proj.weight")
+    """Number type of the KV cache: float32 for a model in float32, else float16."""
+    entry = manifest.tensors.get("model.embed_tokens.weight")
     return np.float32 if entry is not None and entry.type == "f32" else np.float16
 
 
@@ -276,7 +276,7 @@ def _plan(
     available = max(0, available_memory() - RUNTIME_BYTES)
 
     def kv_of(length: int) -> int:
-        return int(parts.kv_cache.bytes_for(config, length, kv_dtype(manifest)))
+        return int(parts.kv_cache.bytes_for(config.states, length, kv_dtype(manifest)))
 
     def activations_of(length: int) -> int:
         return int(parts.decoder.activation_bytes(config, min(chunk, length), length, threads))

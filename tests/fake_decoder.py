@@ -82,10 +82,10 @@ class FakeDecoder:
 
     def _use_experts(self, token_ids: np.ndarray) -> None:
         K = self.config.num_experts_per_tok
-        for layer, routed in enumerate(self.config.moe_layers):
-            for token in token_ids if routed else ():
+        for layer, shape in self.config.experts.items():
+            for token in token_ids:
                 table, stamps = self.experts.table(layer), self.experts.stamps(layer)
-                left = [(int(token) + layer + k) % self.config.num_experts for k in range(K)]
+                left = [(int(token) + layer + k) % shape.num_experts for k in range(K)]
                 self.expert_counters += [sum(table[e] != 0 for e in left), sum(table[e] == 0 for e in left)]
                 while left:  # what is resident is used up, then the rest is asked for
                     for expert in [e for e in left if table[e]]:

@@ -1,40 +1,77 @@
 """Config keys that several families share: sizes, rotary embedding, sliding windows, token ids.
 
-In: a `ConfigReader`. Out: keyword arguments for `ModelConfig`.
+In: a `ConfigReader`. Out: arguments for blocks and `ModelConfig`.
 """
 
 import math
+from collections.abc import Iterable
 from typing import Any
 
-from ..config import ModelConfig
+from ..blocks.attention import Attention
+from ..blocks.base import NormConfig
+from ..blocks.mlp import Mlp
+from ..blocks.router import Router
+from ..config import LayerConfig, ModelConfig
 from ..errors import ConfigError
 from ..rope import ROPE_TYPES, RopeConfig
 from .config_reader import ConfigReader
 
 
-def base_fields(reader: ConfigReader, *, eps: float = 1e-6, head_dim: int | None = None, theta: float = 10000.0) -> dict[str, Any]:
-    """Fields that mean the same in every family; `eps`, `head_dim` and `theta` are the family's defaults in transformers."""
-    hidden_size, heads = reader.integer("hidden_size"), reader.integer("num_attention_heads")
-    dim = reader.integer("head_dim", head_dim) if reader.has("head_dim") or head_dim else _derived_head_dim(reader, hidden_size, heads)
-    max_positions = reader.integer("max_position_embeddings")
-    bos = reader.token_ids("bos_token_id")
-    reader.only("hidden_act", "silu", "swish")
-    return {
+def num_layers(reader: ConfigReader) -> int:
+    return int(reader.integer("num_hidden_layers"))
+
+
+def build(reader: ConfigReader, layers: Iterable[LayerConfig], *, eps: float = 1e-6, tied: bool = False, **fields: Any) -> ModelConfig:
+    """The config of these layers, once nothing in the source is left unread.
+
+    eps, tied   the family's defaults for rms_norm_eps and tie_word_embeddings
+    fields      other fields of ModelConfig
+    """
+    layers = tuple(layers)
+    max_positions, bos = reader.integer("max_position_embeddings"), reader.token_ids("bos_token_id")
+    ropes = {rope for layer in layers for sub in layer.sublayers for rope, _ in sub.block.ropes()}
+    stretched = [int((rope.original_max_position_embeddings or 0) * rope.factor) for rope in ropes]
+    config = {
         "family": reader.family,
         "vocab_size": reader.integer("vocab_size"),
-        "hidden_size": hidden_size,
-        "num_hidden_layers": reader.integer("num_hidden_layers"),
-        "num_attention_heads": heads,
-        "num_key_value_heads": _key_value_heads(reader, heads),
-        "head_dim": dim,
-        "intermediate_size": reader.integer("intermediate_size"),
-        "rms_norm_eps": reader.number("rms_norm_eps", eps),
-        "tie_word_embeddings": reader.flag("tie_word_embeddings", False),
-        "max_position_embeddings": max_positions,
-        "rope": read_rope(reader, max_positions, theta),
+        "hidden_size": reader.integer("hidden_size"),
+        "layers": layers,
+        "norm": NormConfig(norm_eps(reader, eps)),
+        "max_context_length": max(max_positions, *stretched, 0),
+        "tie_word_embeddings": reader.flag("tie_word_embeddings", tied),
         "bos_token_id": bos[0] if bos else None,
         "eos_token_ids": reader.token_ids("eos_token_id"),
     }
+    reader.finish()
+    return ModelConfig(**(config | fields))
+
+
+def norm_eps(reader: ConfigReader, default: float = 1e-6) -> float:
+    return float(reader.number("rms_norm_eps", default))
+
+
+def attention_fields(reader: ConfigReader, *, eps: float = 1e-6, head_dim: int | None = None, theta: float = 10000.0) -> dict[str, Any]:
+    """Arguments of `Attention` that mean the same in every family; `eps`, `head_dim` and `theta` are the family's defaults."""
+    hidden_size, heads = reader.integer("hidden_size"), reader.integer("num_attention_heads")
+    dim = reader.integer("head_dim", head_dim) if reader.has("head_dim") or head_dim else _derived_head_dim(reader, hidden_size, heads)
+    return {
+        "num_attention_heads": heads,
+        "num_key_value_heads": _key_value_heads(reader, heads),
+        "head_dim": dim,
+        "rope": read_rope(reader, reader.integer("max_position_embeddings"), theta),
+        "eps": norm_eps(reader, eps),
+    }
+
+
+def mlp(reader: ConfigReader, key: str = "intermediate_size", prefix: str = "mlp.") -> Mlp:
+    """The dense block with silu."""
+    reader.only("hidden_act", "silu", "swish")
+    return Mlp(reader.integer(key), prefix)
+
+
+def attentions(windows: Iterable[int | None], **fields: Any) -> list[Attention]:
+    """One block per layer, equal but for the window."""
+    return [Attention(**fields, window=window) for window in windows]
 
 
 def _derived_head_dim(reader: ConfigReader, hidden_size: int, heads: int) -> int:
@@ -110,72 +147,77 @@ def _yarn_attention_factor(rope: ConfigReader, factor: float) -> float:
     return scale(mscale) / scale(mscale_all_dim) if mscale and mscale_all_dim else scale(1.0)
 
 
-def every_layer_window(reader: ConfigReader, num_layers: int, *, default: int | None) -> dict[str, Any]:
+def every_layer_window(reader: ConfigReader, *, default: int | None) -> list[int | None]:
     """Mistral's rule: `sliding_window` holds in every layer, null means none."""
     window = reader.integer("sliding_window", default) if reader.raw.get("sliding_window", default) is not None else None
     reader.value("sliding_window", None)
-    _refuse_layer_types(reader, num_layers, "sliding_attention" if window else "full_attention")
-    return {"sliding_window": window, "sliding_layers": (window is not None,) * num_layers}
+    _refuse_layer_types(reader, "sliding_attention" if window else "full_attention")
+    return [window] * num_layers(reader)
 
 
-def no_window(reader: ConfigReader, num_layers: int) -> dict[str, Any]:
+def no_window(reader: ConfigReader) -> list[int | None]:
     """A family without sliding windows."""
     reader.only("sliding_window", None)
-    _refuse_layer_types(reader, num_layers, "full_attention")
-    return {}
+    _refuse_layer_types(reader, "full_attention")
+    return [None] * num_layers(reader)
 
 
-def _refuse_layer_types(reader: ConfigReader, num_layers: int, only: str) -> None:
+def _refuse_layer_types(reader: ConfigReader, only: str) -> None:
     types = reader.value("layer_types", None)
-    if types is not None and types != [only] * num_layers:
-        raise reader.refusal("layer_types", types, f"{num_layers} times {only!r} in this family")
+    if types is not None and types != [only] * num_layers(reader):
+        raise reader.refusal("layer_types", types, f"{num_layers(reader)} times {only!r} in this family")
 
 
-def qwen_window(reader: ConfigReader, num_layers: int, *, rule: str) -> dict[str, Any]:
+def qwen_window(reader: ConfigReader, *, rule: str) -> list[int | None]:
     """Qwen's rule: `sliding_window` counts only with `use_sliding_window`, in the layers that `layer_types` or `rule` names.
 
     rule   "late": layers from max_window_layers up; "even": even layers below it; "all": every layer
     """
     used = reader.flag("use_sliding_window", False)
     window, first = reader.value("sliding_window", 4096), reader.integer("max_window_layers", 28, least=0)
-    types = reader.value("layer_types", None)
+    types, count = reader.value("layer_types", None), num_layers(reader)
     if not used:
-        if types is not None and types != ["full_attention"] * num_layers:
+        if types is not None and types != ["full_attention"] * count:
             raise reader.refusal("layer_types", types, "only 'full_attention' while use_sliding_window is false")
-        return {}
+        return [None] * count
     if isinstance(window, bool) or not isinstance(window, int) or window < 1:
         raise reader.refusal("sliding_window", window, "an integer from 1 up while use_sliding_window is true")
     if types is not None and rule != "all":
-        return {"sliding_window": window, "sliding_layers": _sliding_flags(reader, types, num_layers)}
+        return [window if sliding else None for sliding in sliding_flags(reader, types)]
     if types is not None:
-        _refuse_layer_types(reader, num_layers, "sliding_attention")
+        _refuse_layer_types(reader, "sliding_attention")
     rules = {"late": lambda i: i >= first, "even": lambda i: i % 2 == 0 and i < first, "all": lambda i: True}
-    return {"sliding_window": window, "sliding_layers": tuple(rules[rule](i) for i in range(num_layers))}
+    return [window if rules[rule](i) else None for i in range(count)]
 
 
-def _sliding_flags(reader: ConfigReader, types: Any, num_layers: int) -> tuple[bool, ...]:
-    if not isinstance(types, list) or len(types) != num_layers or any(t not in ("sliding_attention", "full_attention") for t in types):
-        raise reader.refusal("layer_types", types, f"{num_layers} entries, each 'full_attention' or 'sliding_attention'")
-    return tuple(t == "sliding_attention" for t in types)
+def sliding_flags(reader: ConfigReader, types: Any) -> list[bool]:
+    """Whether each layer slides, from a list of layer types."""
+    known = ("sliding_attention", "full_attention")
+    if not isinstance(types, list) or len(types) != num_layers(reader) or any(t not in known for t in types):
+        raise reader.refusal("layer_types", types, f"{num_layers(reader)} entries, each 'full_attention' or 'sliding_attention'")
+    return [t == "sliding_attention" for t in types]
 
 
-def routed_fields(reader: ConfigReader, num_layers: int) -> dict[str, Any]:
-    """Qwen's MoE keys: which layers have experts, how many, how wide."""
-    num_experts = reader.integer(reader.either("num_local_experts", "num_experts"), least=0)
+def routed_layers(reader: ConfigReader) -> list[bool]:
+    """Qwen's keys for which layers have experts."""
+    count, num_experts = num_layers(reader), _num_experts(reader)
     step, dense = reader.integer("decoder_sparse_step", 1), reader.value("mlp_only_layers", None) or []
-    if not isinstance(dense, list) or any(isinstance(i, bool) or not isinstance(i, int) or not 0 <= i < num_layers for i in dense):
-        raise reader.refusal("mlp_only_layers", dense, f"a list of layers from 0 to {num_layers - 1}")
+    if not isinstance(dense, list) or any(isinstance(i, bool) or not isinstance(i, int) or not 0 <= i < count for i in dense):
+        raise reader.refusal("mlp_only_layers", dense, f"a list of layers from 0 to {count - 1}")
+    return [num_experts > 0 and i not in dense and (i + 1) % step == 0 for i in range(count)]
+
+
+def _num_experts(reader: ConfigReader) -> int:
+    return int(reader.integer(reader.either("num_local_experts", "num_experts"), least=0))
+
+
+def expert_fields(reader: ConfigReader) -> dict[str, Any]:
+    """Arguments of `MoE` in Qwen's keys."""
+    reader.only("hidden_act", "silu", "swish")
     return {
-        "num_experts": num_experts,
+        "num_experts": _num_experts(reader),
         "num_experts_per_tok": reader.integer("num_experts_per_tok"),
         "moe_intermediate_size": reader.integer("moe_intermediate_size"),
         # The published classes default to false, and released models differ: an absent key means false, never a guess.
-        "norm_topk_prob": reader.flag("norm_topk_prob", False),
-        "moe_layers": tuple(num_experts > 0 and i not in dense and (i + 1) % step == 0 for i in range(num_layers)),
+        "router": Router(normalise=reader.flag("norm_topk_prob", False)),
     }
-
-
-def build(reader: ConfigReader, **fields: Any) -> ModelConfig:
-    """The config, once nothing in the source is left unread."""
-    reader.finish()
-    return ModelConfig(**fields)

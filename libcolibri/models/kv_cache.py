@@ -3,10 +3,12 @@
 K of a layer: [KV head][position / 16][head_dim][16]; V: [KV head][position][head_dim]; float16 or float32 (kernels/attention.py).
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from ..arena import align_up, allocate
-from ..config import ModelConfig
+from ..blocks.base import AttentionState, State
 
 POSITIONS_PER_BLOCK = 16
 
@@ -14,27 +16,30 @@ POSITIONS_PER_BLOCK = 16
 class KVCache:
     """Room for `context_length` positions; the first `n_tok` are valid.
 
-    descriptors   int64 (layers, 4): addresses of K and V, bytes per KV head of K, of V: what kernels read
+    descriptors   int64 (layers, 8): addresses of K and V, bytes per KV head of K, of V, positions: what kernels read
     """
 
-    def __init__(self, config: ModelConfig, context_length: int, dtype: type = np.float16):
+    def __init__(self, states: Sequence[State | None], context_length: int, dtype: type = np.float16):
         self.context_length, self.dtype, self.n_tok = context_length, np.dtype(dtype), 0
-        self._layers = config.num_hidden_layers
-        self._head_bytes = _head_bytes(config, context_length, self.dtype)
-        self._part_bytes = align_up(self._head_bytes * config.num_key_value_heads, 64)
+        state = _only(states)
+        self._layers = len(states)
+        self._head_bytes = _head_bytes(state, context_length, self.dtype)
+        self._part_bytes = align_up(self._head_bytes * state.kv_heads, 64)
         self._memory = allocate(2 * self._part_bytes * self._layers, "the KV cache")
-        self.descriptors = np.empty((self._layers, 4), np.int64)
+        self.descriptors = np.zeros((self._layers, 8), np.int64)
         base = self._memory.ctypes.data
         for layer in range(self._layers):
             k = base + 2 * layer * self._part_bytes
-            self.descriptors[layer] = k, k + self._part_bytes, self._head_bytes, self._head_bytes
-        self._shape = config.num_key_value_heads, align_up(context_length, POSITIONS_PER_BLOCK), config.head_dim
+            positions = align_up(context_length, POSITIONS_PER_BLOCK)
+            self.descriptors[layer, :5] = k, k + self._part_bytes, self._head_bytes, self._head_bytes, positions
+        self._shape = state.kv_heads, align_up(context_length, POSITIONS_PER_BLOCK), state.k_dim
 
     @staticmethod
-    def bytes_for(config: ModelConfig, context_length: int, dtype: type = np.float16) -> int:
+    def bytes_for(states: Sequence[State | None], context_length: int, dtype: type = np.float16) -> int:
         """Bytes of a cache, before one is made."""
-        part = align_up(_head_bytes(config, context_length, np.dtype(dtype)) * config.num_key_value_heads, 64)
-        return 2 * part * config.num_hidden_layers
+        state = _only(states)
+        part = align_up(_head_bytes(state, context_length, np.dtype(dtype)) * state.kv_heads, 64)
+        return 2 * part * len(states)
 
     @property
     def nbytes(self) -> int:
@@ -74,5 +79,12 @@ class KVCache:
         self.n_tok = n_tok
 
 
-def _head_bytes(config: ModelConfig, context_length: int, dtype: np.dtype) -> int:
-    return align_up(context_length, POSITIONS_PER_BLOCK) * config.head_dim * dtype.itemsize
+def _only(states: Sequence[State | None]) -> AttentionState:
+    """The state that all layers have alike."""
+    state = states[0]
+    assert isinstance(state, AttentionState)
+    return state
+
+
+def _head_bytes(state: AttentionState, context_length: int, dtype: np.dtype) -> int:
+    return align_up(context_length, POSITIONS_PER_BLOCK) * state.k_dim * dtype.itemsize

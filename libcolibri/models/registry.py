@@ -10,17 +10,14 @@ from ..config import ModelConfig
 from ..errors import ConfigError
 from . import llama, mistral, mixtral, olmoe, qwen2, qwen2_moe, qwen3, qwen3_moe
 from .config_reader import HARMLESS, ConfigReader
+from .family import Family
 
-FAMILIES = {
-    "llama": llama.parse,
-    "mistral": mistral.parse,
-    "mixtral": mixtral.parse,
-    "olmoe": olmoe.parse,
-    "qwen2": qwen2.parse,
-    "qwen2_moe": qwen2_moe.parse,
-    "qwen3": qwen3.parse,
-    "qwen3_moe": qwen3_moe.parse,
+FAMILIES: dict[str, Family] = {
+    module.FAMILY.name: module.FAMILY for module in (llama, mistral, mixtral, olmoe, qwen2, qwen2_moe, qwen3, qwen3_moe)
 }
+
+# Families that people have, and what of theirs has no equations here.
+MISSING: dict[str, str] = {}
 
 # What may stand beside a nested text model: the parts for pictures and sound, which text generation does not touch.
 BESIDE_TEXT = HARMLESS | frozenset(
@@ -64,11 +61,22 @@ def parse_config(raw: Mapping[str, Any]) -> ModelConfig:
     if not isinstance(raw, Mapping):
         raise ConfigError(f"config is a {type(raw).__name__}, expected an object with model_type")
     raw = text_config(raw)
-    family = raw.get("model_type")
-    if family not in FAMILIES:
-        raise ConfigError(f"model_type={family!r} is not supported, only {', '.join(sorted(FAMILIES))}")
+    family = family_name(raw)
     _refuse_other_heads(raw, family)
-    return FAMILIES[family](ConfigReader(raw, family))
+    return FAMILIES[family].parse(ConfigReader(raw, family))
+
+
+def family_name(raw: Mapping[str, Any]) -> str:
+    """The family of a text model's config: model_type without the "_text" that parts of multimodal models carry.
+
+    Raises ConfigError for a family that cannot run, with what is missing where that is known.
+    """
+    name = str(raw.get("model_type")).removesuffix("_text")
+    if name in MISSING:
+        raise ConfigError(f"model_type={name!r} is not supported: {MISSING[name]}")
+    if name not in FAMILIES:
+        raise ConfigError(f"model_type={name!r} is not supported, only {', '.join(sorted(FAMILIES))}")
+    return name
 
 
 def text_config(raw: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -446,6 +446,19 @@ def sum_registers(typingctx, bundle):
 
 
 @intrinsic
+def add_registers(typingctx, x):
+    """The registers of a bundle (a power of two) added in pairs, neighbours first: one register."""
+
+    def codegen(ctx, b, sig, args):
+        registers = [b.extract_value(args[0], t) for t in range(sig.args[0].count)]
+        while len(registers) > 1:
+            registers = [b.fadd(left, right) for left, right in zip(registers[::2], registers[1::2], strict=True)]
+        return b.insert_value(ir.Constant(ir.ArrayType(registers[0].type, 1), ir.Undefined), registers[0], 0)
+
+    return f32(1, x.lanes)(x), codegen
+
+
+@intrinsic
 def keep_lanes(typingctx, x, count, other):
     """Lanes 0..count-1 of x, the scalar `other` elsewhere."""
 

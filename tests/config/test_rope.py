@@ -5,9 +5,8 @@ import math
 import numpy as np
 import pytest
 
-from libcolibri.config import RopeConfig
 from libcolibri.models.registry import parse_config
-from libcolibri.rope import frequencies, rope_tables
+from libcolibri.rope import RopeConfig, frequencies, rope_tables
 from tests.config.test_families import raw_config
 
 
@@ -40,7 +39,8 @@ def test_llama3_keeps_short_and_stretches_long_wavelengths():
 
 def yarn(**changes):
     scaling = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768, **changes}
-    return parse_config(raw_config("qwen2", rope_parameters="absent", rope_theta=1e6, rope_scaling=scaling)).rope
+    config = parse_config(raw_config("qwen2", rope_parameters="absent", rope_theta=1e6, rope_scaling=scaling))
+    return config.layers[0].sublayers[0].block.rope
 
 
 def test_yarn_against_values_of_the_published_formula():

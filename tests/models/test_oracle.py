@@ -86,11 +86,11 @@ def test_logits_tokens_and_routers_equal_transformers(name, model_dirs):
         spread = expected["logits"].max() - expected["logits"].min()
         assert np.abs(got - expected["logits"]).max() < 1e-5 * spread
         assert (got.argmax(-1) == expected["logits"].argmax(-1)).all()
-        for layer in np.flatnonzero(running.config.moe_layers):
+        for layer in running.config.experts:
             ids, weights = running.decoder.routing(layer)
             count = len(prompt)
             routed = sorted(int(key.split(".")[1]) for key in expected.files if key.endswith("indices"))
-            key = layer if layer in routed else routed[list(np.flatnonzero(running.config.moe_layers)).index(layer)]
+            key = layer if layer in routed else routed[list(running.config.experts).index(layer)]
             assert (ids == expected[f"router.{key}.indices"][:count]).all()
             np.testing.assert_allclose(weights, expected[f"router.{key}.weights"][:count], rtol=1e-4, atol=1e-6)
         kv, tokens = running.decoder.new_kv_cache(), list(prompt)
