@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
+from colibri_converter.source_types import SOURCE_TYPES
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, quants
 
-from colibri_converter.source_types import SOURCE_TYPES
 from libcolibri.quant import FORMATS
 
 READABLE = [name for name in SOURCE_TYPES if name not in FORMATS]
