@@ -109,11 +109,11 @@ def make_plan(source: Source, quant: str | None) -> Plan:
 
 def _expert_layer(layer: int, experts: list[dict[str, tuple[str, SourceTensor]]]) -> ExpertLayer:
     """One layout for all experts of a layer."""
-    types = {part: experts[0][part][0] for part in PARTS}
+    types = {part: experts[0][part][0] for part in PARTS if part in experts[0]}
     for part, kind in types.items():
         if odd := {expert[part][0] for expert in experts} - {kind}:
             raise QuantError(f"layer {layer}: experts have {part} as {kind} and as {min(odd)}: choose one type for all with --quant")
-    shapes = {part: (experts[0][part][1].rows, experts[0][part][1].cols) for part in PARTS}
+    shapes = {part: (experts[0][part][1].rows, experts[0][part][1].cols) for part in types}
     parts, expert_bytes = plan_parts(types, shapes)
     return ExpertLayer(layer, parts, expert_bytes, tuple({part: expert[part][1] for part in PARTS} for expert in experts))
 

@@ -16,7 +16,7 @@ from .blocks.base import TensorSpec
 from .config import ModelConfig
 from .errors import FormatError
 from .file_reader import PIECE_BYTES, FileReader, ParallelReader, ReadRequest
-from .format import DENSE_NAME, MANIFEST_NAME, ExpertsEntry, Manifest, PartEntry, dense_slots
+from .format import DENSE_NAME, MANIFEST_NAME, ExpertsEntry, Manifest, dense_slots
 from .matrix import Matrix
 from .weights import ExpertLayout, LayerWeights, ModelWeights, Norm, PartLayout, SublayerWeights
 
@@ -179,7 +179,5 @@ def _check_experts(folder: Path, config: ModelConfig, layouts: dict[int, ExpertL
 
 
 def _layout(layer: int, entry: ExpertsEntry) -> ExpertLayout:
-    def part(found: PartEntry) -> PartLayout:
-        return PartLayout(found.type, *found.shape, found.offset, found.bytes)
-
-    return ExpertLayout(layer, entry.num_experts, entry.expert_bytes, part(entry.gate_proj), part(entry.up_proj), part(entry.down_proj))
+    parts = {name: PartLayout(part.type, *part.shape, part.offset, part.bytes) for name, part in entry.parts.items()}
+    return ExpertLayout(layer, entry.num_experts, entry.expert_bytes, parts)

@@ -15,9 +15,10 @@ from .kernels.attention import GATES, KV_F16, KV_F32, make_attention, make_gate,
 from .kernels.dots import FLOATS, IDS
 from .kernels.elementwise import make_activate, make_add_vector, make_clip
 from .kernels.embed import make_embed
+from .kernels.ffn import ACTIVATIONS
 from .kernels.kernel_set import KernelSet
 from .kernels.matrix import make_gate_up, make_product
-from .kernels.norm import make_norm
+from .kernels.norm import make_layer_norm, make_norm
 from .kernels.residual import make_add_scaled, make_scale, make_softcap
 from .matrix import Matrix
 from .program import Program
@@ -112,8 +113,15 @@ class Recorder:
             self.n_tok, x.data, x.stride, x.cols, x.padded, 0 if weight is None else weight, self.scalar(epsilon), *row_slots,
             0 if panels is None else panels, panels_private, self.scratch, self.scratch_bytes,
         ]  # fmt: skip
-        self.program.record(name, self.kernels.get(make_norm, self.kernels.width), slots, barrier=not self.private)
+        self._record_norm(name, self.kernels.width, slots, None if norm is None else norm.bias, barrier=not self.private)
         return done
+
+    def _record_norm(self, name: str, width: int, slots: list, bias: np.ndarray | None, *, barrier: bool = True) -> None:
+        """RMS norm, or with a bias LayerNorm; `slots` are those of make_norm."""
+        if bias is None:
+            self.program.record(name, self.kernels.get(make_norm, width), slots, barrier=barrier)
+        else:
+            self.program.record(name, self.kernels.get(make_layer_norm, width), [*slots, padded_vector(bias)], barrier=barrier)
 
     def _row_target(self, x: Rows, wanted: frozenset[str], weight: np.ndarray | None) -> tuple[np.ndarray | None, int, int]:
         """float32 rows of an activation: x itself when there is no norm, else a buffer."""
@@ -133,31 +141,44 @@ class Recorder:
         self, name: str, matrix: Matrix, x: Activation, out: Rows, *, bias: np.ndarray | None = None, onto: Rows | None = None,
         barrier: bool = True,
     ) -> None:  # fmt: skip
-        """out = matrix @ x, plus a bias or a residual."""
+        """out = matrix @ x, plus a bias, a residual, or both."""
         groups, blocks, tile_bytes = matrix.tiles.shape
         base: list = [0, 0]
         if bias is not None:
             base = [padded_vector(bias), 0]
-        if onto is not None:
+        if onto is not None:  # the kernel adds one thing; the other one follows
             base = [onto.data, onto.stride]
         given = self._input_slots(matrix.type, x)
         slots = [matrix.tiles, groups, blocks * tile_bytes, blocks, *given, self.n_tok, out.data, out.stride, *base]
         kernel = self.kernels.get(make_product, IDS[matrix.type], self.kernels.width, self.kernels.lanes)
-        self.program.record(f"{name} {matrix.type}", kernel, slots, barrier=barrier)
+        both = bias is not None and onto is not None
+        self.program.record(f"{name} {matrix.type}", kernel, slots, barrier=barrier or both)
+        if bias is not None and onto is not None:
+            self.add_vector(f"{name} bias", out, bias)
 
-    def gate_up(self, name: str, gate: Matrix, up: Matrix, x: Activation, out: Rows, spare: Rows) -> None:
-        """out = silu(gate @ x) * (up @ x); `spare` has out's shape and is used when the two tensor types differ."""
-        if gate.type != up.type:
-            self.product(f"{name} gate", gate, x, out, barrier=False)
-            self.product(f"{name} up", up, x, spare)
-            slots = [self.n_tok, out.data, spare.data, out.stride, out.padded]
-            self.program.record(f"{name} silu", self.kernels.get(make_activate), slots)
+    def gate_up(
+        self, name: str, gate: Matrix, up: Matrix | None, x: Activation, out: Rows, spare: Rows, *, activation: str = "silu",
+        limit: float = 0.0, gate_bias: np.ndarray | None = None, up_bias: np.ndarray | None = None,
+    ) -> None:  # fmt: skip
+        """out = an activation of kernels/ffn.py applied to gate @ x and up @ x (no up: to gate @ x), each plus its bias.
+
+        `spare` has out's shape and is used when the two tensor types differ.
+        """
+        kind, bound = ACTIVATIONS[activation], self.scalar(limit)
+        if up is None or gate.type != up.type:
+            self.product(f"{name} gate", gate, x, out, bias=gate_bias, barrier=up is None)
+            if up is not None:
+                self.product(f"{name} up", up, x, spare, bias=up_bias)
+            slots = [self.n_tok, out.data, 0 if up is None else spare.data, out.stride, out.padded, bound]
+            self.program.record(f"{name} {activation}", self.kernels.get(make_activate, kind), slots)
             return
         groups, blocks, tile_bytes = gate.tiles.shape
+        biases = [0 if bias is None else padded_vector(bias) for bias in (gate_bias, up_bias)]
         slots = [
             gate.tiles, up.tiles, groups, blocks * tile_bytes, blocks, *self._input_slots(gate.type, x), self.n_tok, out.data, out.stride,
+            *biases, bound,
         ]  # fmt: skip
-        kernel = self.kernels.get(make_gate_up, IDS[gate.type], self.kernels.width, self.kernels.lanes)
+        kernel = self.kernels.get(make_gate_up, IDS[gate.type], self.kernels.width, self.kernels.lanes, kind)
         self.program.record(f"{name} {gate.type}", kernel, slots)
 
     def embed(self, name: str, table: Matrix, ids: np.ndarray, out: Rows) -> None:
@@ -166,13 +187,13 @@ class Recorder:
         slots = [self.n_tok, ids, table.tiles, blocks * tile_bytes, blocks, out.data, out.stride]
         self.program.record(name, self.kernels.get(make_embed, IDS[table.type]), slots)
 
-    def norm_in_place(self, name: str, x: Rows, weight: np.ndarray, epsilon: float) -> None:
-        """RMS norm of whole rows where they are; ranks share tokens."""
+    def norm_in_place(self, name: str, x: Rows, weight: np.ndarray, epsilon: float, bias: np.ndarray | None = None) -> None:
+        """RMS norm, with a bias LayerNorm, of whole rows where they are; ranks share tokens. The weight is padded."""
         slots = [
             self.n_tok, x.data, x.stride, x.cols, x.padded, weight, self.scalar(epsilon), x.data, x.stride, 0, 0, 0, self.scratch,
             self.scratch_bytes,
         ]  # fmt: skip
-        self.program.record(name, self.kernels.get(make_norm, 1), slots)
+        self._record_norm(name, 1, slots, bias)
 
     def scale(self, name: str, x: Rows, factor: np.ndarray) -> None:
         """x *= factor, float32 (1,)."""
@@ -185,7 +206,7 @@ class Recorder:
     def add_normed(self, name: str, x: Rows, y: Rows, norm: Norm | None, factor: float) -> None:
         """x += factor * norm(y); y is overwritten."""
         if norm is not None:
-            self.norm_in_place(f"{name} norm", y, padded_vector(norm.weight), norm.config.eps)
+            self.norm_in_place(f"{name} norm", y, padded_vector(norm.weight), norm.config.eps, norm.bias)
         slots = [self.n_tok, x.data, x.stride, x.padded, self.scalar(factor), y.data, y.stride]
         self.program.record(name, self.kernels.get(make_add_scaled), slots)
 

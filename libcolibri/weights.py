@@ -33,19 +33,15 @@ class PartLayout:
 
 @dataclass(frozen=True, slots=True)
 class ExpertLayout:
-    """How the experts of a layer lie in their bytes; all experts of a layer alike."""
+    """How the experts of a layer lie in their bytes; all experts of a layer alike.
+
+    parts   gate_proj (F, D) where there is one, up_proj (F, D), down_proj (D, F), in the order in which an expert holds them
+    """
 
     layer: int
     num_experts: int
     expert_bytes: int
-    gate_proj: PartLayout  # (F, D)
-    up_proj: PartLayout  # (F, D)
-    down_proj: PartLayout  # (D, F)
-
-    @property
-    def parts(self) -> dict[str, PartLayout]:
-        """Matrices by name, in the order in which an expert holds them."""
-        return {"gate_proj": self.gate_proj, "up_proj": self.up_proj, "down_proj": self.down_proj}
+    parts: dict[str, PartLayout]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

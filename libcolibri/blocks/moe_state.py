@@ -18,7 +18,7 @@ class MoeState:
         self.logits = Rows(max_tok, E)
         self.ids = np.zeros((num_layers, max_tok, K), np.int64)
         self.weights = np.zeros((num_layers, max_tok, K), np.float32)
-        self.slot, self.token = np.zeros(n, np.int64), np.zeros(n, np.int64)
+        self.slot, self.source = np.zeros(n, np.int64), np.zeros(n, np.int64)
         self.count, self.first, self.done = (np.zeros(E, np.int64) for _ in range(3))
         self.ready, self.missing = np.zeros(1 + E, np.int64), np.zeros(1 + E, np.int64)
         self.fresh, self.counters = np.zeros(1, np.int64), np.zeros(2, np.int64)

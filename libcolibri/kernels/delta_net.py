@@ -32,28 +32,24 @@ from .jit import inline, kernel
 from .mathlib import exp, sigmoid, silu, softplus
 from .norm import normalize, sum_of_squares
 
-ONE = np.float32(1)
 EPSILON = np.float32(1e-6)  # of the unit length; not a setting of any model
 ROWS = 2  # rows of S that are summed side by side; with more, AVX2 runs out of registers
 
 
 def make_unit_heads(isa):
-    """Kernel: x = x / sqrt(sum of x^2 + 1e-6) of every head in place, then times a scale in the first heads; ranks share heads.
+    """Kernel: x = scale * x / sqrt(sum of x^2 + 1e-6) of every head in place; ranks share heads.
 
-    operands: address of the number of tokens, x, stride, heads, heads that are scaled, head_dim (a multiple of 16), address of the scale.
+    operands: address of the number of tokens, x, stride, heads, head_dim (a multiple of 16), address of the scale.
     """
 
     @kernel
     def unit_heads(operands, rank, threads):
         tokens, x0, stride = get_i64(get_i64(operands)), get_i64(operands + 8), get_i64(operands + 16)
-        heads, scaled, head_dim = get_i64(operands + 24), get_i64(operands + 32), get_i64(operands + 40)
-        scale = get_f32(get_i64(operands + 48))
+        heads, head_dim, scale = get_i64(operands + 24), get_i64(operands + 32), get_f32(get_i64(operands + 40))
         for unit in range(rank, tokens * heads, threads):
-            t, head = unit // heads, unit % heads
-            x = x0 + t * stride + head * head_dim * 4
+            x = x0 + unit // heads * stride + unit % heads * head_dim * 4
             squares, rest = sum_of_squares(x, head_dim)
-            length = np.sqrt(reduce_add(add(add_registers(squares), rest)) + EPSILON)
-            inverse = splat((scale if head < scaled else ONE) / length)
+            inverse = splat(scale / np.sqrt(reduce_add(add(add_registers(squares), rest)) + EPSILON))
             for i in range(head_dim // 16):
                 store_f32(x + i * 64, mul(load_f32(x + i * 64), inverse))
         return 0
@@ -118,22 +114,24 @@ def _correct(like, per_channel, s, dk, q, k, decay, correction):
 def make_delta_rule(isa, per_channel):
     """Kernel: the recurrence of the module's head for every value head; per_channel: decay rows are (heads, dk), else (heads).
 
-    operands: address of the number of tokens, q, k, v, their stride, value heads, key heads (value head h reads key head h * key heads //
-    value heads), dk (even), dv (a multiple of 16), decay rows, stride, beta rows, stride, out, out stride, address of the
-    address of the state. Ranks share (value head, 16 columns) units.
+    operands: address of the number of tokens, q, k, v, their stride, value heads, key heads, 1 where value heads are tiled, dk (even), dv
+    (a multiple of 16), decay rows, stride, beta rows, stride, out, out stride, address of the address of the state. Ranks share (value
+    head, 16 columns) units.
+    Of r = value heads / key heads, r neighbours share a key head; tiled: value heads 0, 1, 2 ... take key heads in turn, r times over.
     """
 
     @kernel
     def delta_rule(operands, rank, threads):
         tokens, q0, k0, v0 = get_i64(get_i64(operands)), get_i64(operands + 8), get_i64(operands + 16), get_i64(operands + 24)
         stride, heads, key_heads = get_i64(operands + 32), get_i64(operands + 40), get_i64(operands + 48)
-        dk, dv, decay0, decay_stride = get_i64(operands + 56), get_i64(operands + 64), get_i64(operands + 72), get_i64(operands + 80)
-        beta0, beta_stride, out0 = get_i64(operands + 88), get_i64(operands + 96), get_i64(operands + 104)
-        out_stride, state, blocks = get_i64(operands + 112), get_i64(get_i64(operands + 120)), dv // 16
+        tiled, dk, dv, decay0 = get_i64(operands + 56), get_i64(operands + 64), get_i64(operands + 72), get_i64(operands + 80)
+        decay_stride, beta0, beta_stride = get_i64(operands + 88), get_i64(operands + 96), get_i64(operands + 104)
+        out0, out_stride, state = get_i64(operands + 112), get_i64(operands + 120), get_i64(get_i64(operands + 128))
+        blocks = dv // 16
         like = target(isa, 0, ROWS, 16)
         for unit in range(rank, heads * blocks, threads):
             head, block = unit // blocks, unit % blocks
-            key = head * key_heads // heads * dk * 4
+            key = (head % key_heads if tiled else head * key_heads // heads) * dk * 4
             decay_at = head * dk * 4 if per_channel else head * 4
             s, at = state + unit * dk * 64, (head * dv + block * 16) * 4
             for t in range(tokens):

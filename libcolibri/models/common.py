@@ -10,6 +10,7 @@ from typing import Any
 from ..blocks.attention import Attention
 from ..blocks.base import NormConfig
 from ..blocks.mlp import Mlp
+from ..blocks.router import Router
 from ..config import LayerConfig, ModelConfig
 from ..errors import ConfigError
 from ..rope import ROPE_TYPES, RopeConfig
@@ -218,5 +219,5 @@ def expert_fields(reader: ConfigReader) -> dict[str, Any]:
         "num_experts_per_tok": reader.integer("num_experts_per_tok"),
         "moe_intermediate_size": reader.integer("moe_intermediate_size"),
         # The published classes default to false, and released models differ: an absent key means false, never a guess.
-        "norm_topk_prob": reader.flag("norm_topk_prob", False),
+        "router": Router(normalise=reader.flag("norm_topk_prob", False)),
     }

@@ -1,6 +1,7 @@
 """Mixtral: every layer routed, the chosen experts' weights always divided by their sum."""
 
 from ..blocks.moe import MoE
+from ..blocks.router import Router
 from ..config import ModelConfig, standard_layer
 from . import common
 from .config_reader import ConfigReader
@@ -16,7 +17,7 @@ def parse(reader: ConfigReader) -> ModelConfig:
         num_experts=reader.integer(reader.either("num_experts", "num_local_experts")),
         num_experts_per_tok=reader.integer("num_experts_per_tok", 2),
         moe_intermediate_size=reader.integer("intermediate_size"),
-        norm_topk_prob=True,
+        router=Router(normalise=True),
     )
     attentions = common.attentions(windows, **common.attention_fields(reader, eps=1e-5, theta=1e6))
     return common.build(reader, [standard_layer(attention, moe) for attention in attentions], eps=1e-5)

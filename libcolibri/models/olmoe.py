@@ -1,6 +1,7 @@
 """OLMoE: RMSNorm over the full width of q and of k, optional clamping, every layer routed."""
 
 from ..blocks.moe import MoE
+from ..blocks.router import Router
 from ..config import ModelConfig, standard_layer
 from . import common
 from .config_reader import ConfigReader
@@ -15,7 +16,7 @@ def parse(reader: ConfigReader) -> ModelConfig:
         num_experts=reader.integer(reader.either("num_local_experts", "num_experts")),
         num_experts_per_tok=reader.integer("num_experts_per_tok"),
         moe_intermediate_size=reader.integer("intermediate_size"),
-        norm_topk_prob=reader.flag("norm_topk_prob", False),
+        router=Router(normalise=reader.flag("norm_topk_prob", False)),
     )
     attentions = common.attentions(
         common.no_window(reader), **common.attention_fields(reader, eps=1e-5), qk_norm="full", bias=bias, out_bias=bias,

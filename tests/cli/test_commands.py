@@ -196,8 +196,8 @@ def test_perplexity_refuses_what_is_not_utf8(home: Path, tmp_path: Path) -> None
 
 
 def fake_manifest() -> SimpleNamespace:
-    part = SimpleNamespace(type="q4_k")
-    layer = SimpleNamespace(num_experts=8, expert_bytes=4096, gate_proj=part, up_proj=part, down_proj=SimpleNamespace(type="q6_k"))
+    types = {"gate_proj": "q4_k", "up_proj": "q4_k", "down_proj": "q6_k"}
+    layer = SimpleNamespace(num_experts=8, expert_bytes=4096, parts={name: SimpleNamespace(type=type) for name, type in types.items()})
     return SimpleNamespace(
         kind="decoder", family="qwen2_moe", format_version="1.0", quantization={"recipe": "q4_k_m"}, tokenizer=None,
         files={"dense.safetensors": SimpleNamespace(bytes=2048)}, source={"name": "Demo"}, converter_version="0.1.0",

@@ -8,6 +8,7 @@ import pytest
 from libcolibri.blocks.attention import Attention
 from libcolibri.blocks.mlp import Mlp
 from libcolibri.blocks.moe import MoE
+from libcolibri.blocks.router import Router
 from libcolibri.config import ModelConfig
 from libcolibri.errors import ConfigError
 from libcolibri.models.registry import FAMILIES, parse_config
@@ -55,14 +56,15 @@ def test_mistral_window_holds_everywhere():
 
 def test_mixtral_always_renormalises():
     config = parse_config(raw_config("mixtral"))
-    assert ffn(config) == MoE(8, 2, 48, True) and attention(config).head_dim == 16 and list(config.experts) == [0, 1, 2, 3]
+    assert ffn(config) == MoE(8, 2, 48, Router(normalise=True))
+    assert attention(config).head_dim == 16 and list(config.experts) == [0, 1, 2, 3]
     with pytest.raises(ConfigError, match="norm_topk_prob=False"):
         parse_config(raw_config("mixtral", norm_topk_prob=False))
 
 
 def test_qwen3_moe_norm_topk_prob_defaults_to_false():
-    assert ffn(parse_config(raw_config("qwen3_moe"))).norm_topk_prob
-    assert not ffn(parse_config(raw_config("qwen3_moe", norm_topk_prob="absent"))).norm_topk_prob
+    assert ffn(parse_config(raw_config("qwen3_moe"))).router.normalise
+    assert not ffn(parse_config(raw_config("qwen3_moe", norm_topk_prob="absent"))).router.normalise
 
 
 def test_qwen2_moe_layers_and_shared_expert():
@@ -74,7 +76,7 @@ def test_qwen2_moe_layers_and_shared_expert():
 
 def test_olmoe_norm_over_full_width_and_clip():
     config = parse_config(raw_config("olmoe", clip_qkv=8.0))
-    assert attention(config).qk_norm == "full" and attention(config).clip_qkv == 8.0 and not ffn(config).norm_topk_prob
+    assert attention(config).qk_norm == "full" and attention(config).clip_qkv == 8.0 and not ffn(config).router.normalise
 
 
 def test_qwen3_head_dim_is_128_when_absent():

@@ -24,7 +24,7 @@ def test_binds_what_was_written(tmp_path):
     attention, moe = weights.layers[0].sublayers
     router, gate = moe.fields["router"], moe.fields["shared_gate"]
     assert (router.rows, router.type, gate.rows, moe.fields["mlp.shared_expert.gate_proj"].rows) == (6, "f32", 1, 40)
-    assert moe.experts.num_experts == 6 and (moe.experts.down_proj.rows, moe.experts.down_proj.cols) == (32, 24)
+    assert moe.experts.num_experts == 6 and (moe.experts.parts["down_proj"].rows, moe.experts.parts["down_proj"].cols) == (32, 24)
     assert attention.fields["q_bias"].dtype == np.float32 and attention.fields["q_bias"].shape == (32,)
     assert not {"o_bias", "q_norm"} & set(attention.fields)
 

@@ -32,21 +32,21 @@ def case(tokens, heads, key_heads, dk, dv, per_channel, seed=0):
     return [x.astype(np.float32) for x in (q, k, v, decay, beta, s)]
 
 
-def tiled(s):
+def laid_out(s):
     """(heads, dk, dv) as the kernel keeps it: [head][dv / 16][dk][16]."""
     heads, dk, dv = s.shape
-    return np.ascontiguousarray(s.reshape(heads, dk, dv // 16, 16).transpose(0, 2, 1, 3))
+    return s.reshape(heads, dk, dv // 16, 16).transpose(0, 2, 1, 3).copy()
 
 
-def recur(isa, q, k, v, decay, beta, state, threads=1):
-    """The kernel's out (T, heads, dv); `state` (tiled) is rewritten."""
+def recur(isa, q, k, v, decay, beta, state, threads=1, tiled=0):
+    """The kernel's out (T, heads, dv); `state` (laid out) is rewritten."""
     tokens, heads, dv = v.shape
     key_heads, dk = k.shape[1:]
     qkv = np.concatenate([x.reshape(tokens, -1) for x in (q, k, v)], 1)
     out = np.zeros((tokens, heads * dv), np.float32)
     keys = qkv.ctypes.data + key_heads * dk * 4
     slots = [
-        np.array([tokens]), qkv, keys, keys + key_heads * dk * 4, qkv.strides[0], heads, key_heads, dk, dv,
+        np.array([tokens]), qkv, keys, keys + key_heads * dk * 4, qkv.strides[0], heads, key_heads, tiled, dk, dv,
         decay, decay.strides[0], beta, beta.strides[0], out, out.strides[0], np.array([state.ctypes.data]),
     ]  # fmt: skip
     per_channel = int(decay.ndim == 3)
@@ -73,21 +73,30 @@ def exact(q, k, v, decay, beta, s):
 def test_recurrence_equals_float64(isa, per_channel, shape):
     *inputs, s = case(*shape, per_channel)
     wanted, wanted_state = exact(*inputs, s)
-    state = tiled(s)
+    state = laid_out(s)
     got = recur(isa, *inputs, state)
     np.testing.assert_allclose(got, wanted, atol=2e-6 * np.abs(wanted).max())
-    np.testing.assert_allclose(state, tiled(wanted_state), atol=2e-6 * np.abs(wanted_state).max())
+    np.testing.assert_allclose(state, laid_out(wanted_state), atol=2e-6 * np.abs(wanted_state).max())
+
+
+def test_tiled_value_heads_take_key_heads_in_turn():
+    """Heads 0..5 of 3 key heads: 0 1 2 0 1 2 when tiled, 0 0 1 1 2 2 otherwise."""
+    q, k, v, decay, beta, s = case(5, 6, 3, 16, 16, 0)
+    grouped = recur(Isa.GENERIC, q, k, v, decay, beta, laid_out(s))
+    order = [0, 2, 4, 1, 3, 5]
+    got = recur(Isa.GENERIC, q, k, *(np.ascontiguousarray(x[:, order]) for x in (v, decay, beta)), laid_out(s[order]), tiled=1)
+    assert (got == grouped[:, order]).all()
 
 
 @pytest.mark.parametrize("per_channel", [0, 1])
 def test_recurrence_has_one_order(per_channel):
     """Instruction set, threads, one token at a time or many: one number."""
     *inputs, s = case(19, 4, 2, 64, 32, per_channel, seed=1)
-    state = tiled(s)
+    state = laid_out(s)
     reference = recur(Isa.GENERIC, *inputs, state)
     for isa in available():
         for threads, cuts in ((1, [19]), (3, [1] * 19), (2, [5, 13, 1])):
-            again, at, done = tiled(s), 0, []
+            again, at, done = laid_out(s), 0, []
             for n in cuts:
                 done.append(recur(isa, *(x[at : at + n].copy() for x in inputs), again, threads))
                 at += n
@@ -101,10 +110,9 @@ def test_unit_heads(isa, threads):
     x = np.random.default_rng(2).standard_normal((5, 7 * 32)).astype(np.float32)
     x[1, :32] = 0
     heads = x.reshape(5, 7, 32).astype(np.float64)
-    wanted = heads / np.sqrt((heads**2).sum(-1, keepdims=True) + 1e-6)
-    wanted[:, :3] *= 32**-0.5
+    wanted = heads / np.sqrt((heads**2).sum(-1, keepdims=True) + 1e-6) * 32**-0.5
     kernel = KERNELS[isa].get(make_unit_heads)
-    run(threads, (kernel, [np.array([5]), x, x.strides[0], 7, 3, 32, np.array([32**-0.5], np.float32)]))
+    run(threads, (kernel, [np.array([5]), x, x.strides[0], 7, 32, np.array([32**-0.5], np.float32)]))
     np.testing.assert_allclose(x.reshape(wanted.shape), wanted, atol=1e-6)
 
 
