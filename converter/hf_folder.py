@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from libcolibri.errors import ConfigError, FormatError, SourceError
-from libcolibri.models.registry import text_config
+from libcolibri.models.registry import parse_config, text_config
 from libcolibri.safetensors_header import TensorSlot, read_header, strict_json
 
 from .names import canonical_name, expected_tensors, match_tensors, recognise, skip_reason
@@ -38,6 +38,8 @@ def open_folder(folder: Path) -> Source:
     slots = _read_shards(folder, shards)
     if kind == "decoder" and "tie_word_embeddings" not in config:
         config["tie_word_embeddings"] = "lm_head.weight" not in slots
+    if kind == "decoder" and "num_hidden_layers" not in config:
+        config["num_hidden_layers"] = parse_config(config).num_hidden_layers  # Nemotron-H lists its layers without a count
     if kind == "encoder":
         config["encoder"] = encoder_settings(folder, config)
     found, aliases, skipped = _collect(folder, kind, family, config, slots)
@@ -60,7 +62,7 @@ def _read_json(path: Path) -> dict[str, Any]:
     if not path.is_file():
         raise SourceError(f"{path}: missing: give the folder of a Hugging Face checkpoint, or a GGUF file")
     try:
-        return strict_json(path.read_bytes(), str(path))
+        return strict_json(path.read_bytes(), str(path), bare_constants=True)
     except FormatError as error:
         raise SourceError(str(error)) from error
 
