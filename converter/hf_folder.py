@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from libcolibri.errors import ConfigError, FormatError, SourceError
-from libcolibri.models.registry import text_config
+from libcolibri.models.registry import parse_config, text_config
 from libcolibri.safetensors_header import TensorSlot, read_header, strict_json
 
 from .hf_tensors import read_quantization, stored_tensors
@@ -35,6 +35,8 @@ def open_folder(folder: Path) -> Source:
     slots = _read_shards(folder, shards)
     if kind == "decoder" and "tie_word_embeddings" not in config:
         config["tie_word_embeddings"] = "lm_head.weight" not in slots
+    if kind == "decoder" and "num_hidden_layers" not in config:
+        config["num_hidden_layers"] = parse_config(config).num_hidden_layers  # Nemotron-H lists its layers without a count
     if kind == "encoder":
         config["encoder"] = encoder_settings(folder, config)
     expected = expected_tensors(kind, config, folder)
@@ -60,7 +62,7 @@ def _read_json(path: Path) -> dict[str, Any]:
     if not path.is_file():
         raise SourceError(f"{path}: missing: give the folder of a Hugging Face checkpoint, or a GGUF file")
     try:
-        return strict_json(path.read_bytes(), str(path))
+        return strict_json(path.read_bytes(), str(path), bare_constants=True)
     except FormatError as error:
         raise SourceError(str(error)) from error
 

@@ -115,7 +115,7 @@ def _expert_layer(layer: int, experts: list[dict[str, tuple[str, SourceTensor]]]
             raise QuantError(f"layer {layer}: experts have {part} as {kind} and as {min(odd)}: choose one type for all with --quant")
     shapes = {part: (experts[0][part][1].rows, experts[0][part][1].cols) for part in types}
     parts, expert_bytes = plan_parts(types, shapes)
-    return ExpertLayer(layer, parts, expert_bytes, tuple({part: expert[part][1] for part in PARTS} for expert in experts))
+    return ExpertLayer(layer, parts, expert_bytes, tuple({part: expert[part][1] for part in types} for expert in experts))
 
 
 class _Chooser:

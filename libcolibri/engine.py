@@ -41,7 +41,7 @@ class Parts:
     """What an engine is put together from. Everything here costs an import that only an opened model needs."""
 
     decoder: Any  # Decoder(config, weights, team, experts, context_length=, max_chunk_tok=, kv_dtype=); .activation_bytes(...)
-    kv_cache: Any  # .bytes_for(config, context_length, dtype)
+    state: Any  # .bytes_for(states, context_length, chunk_tok, kv_dtype)
     team: Any  # Team(threads)
     load_tokenizer: Callable[[Path, dict], Any]
     load_chat_template: Callable[[Path], Any]
@@ -53,7 +53,7 @@ def default_parts() -> Parts:
     """The parts of this library, imported now: kernels compile on import, which `--help` and a host program's start should not pay."""
     from .chat_template import ChatTemplate
     from .models.decoder import Decoder
-    from .models.kv_cache import KVCache
+    from .models.state import SequenceState
     from .sampler import Sampler, SamplingParams
     from .stop import StopStrings
     from .thread_team import Team
@@ -62,7 +62,7 @@ def default_parts() -> Parts:
     def make_sampler(params: SamplingParams | None) -> Sampler:
         return Sampler(params or SamplingParams())
 
-    return Parts(Decoder, KVCache, Team, Tokenizer.load, ChatTemplate.load, make_sampler, StopStrings)
+    return Parts(Decoder, SequenceState, Team, Tokenizer.load, ChatTemplate.load, make_sampler, StopStrings)
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +185,7 @@ class Engine:
 
     @property
     def fingerprint(self) -> str:
-        """Hash of weights and config: equal exactly when a KV cache of one may be used with the other."""
+        """Hash of weights and config: equal exactly when a session of one may be used with the other."""
         facts = {name: entry.sha256 for name, entry in self.manifest.files.items() if name.endswith(".safetensors")}
         return hashlib.sha256(json.dumps([facts, self.manifest.config], sort_keys=True).encode()).hexdigest()
 
@@ -198,27 +198,27 @@ class Engine:
         return replace(self.experts.stats, hits=hits, misses=misses)
 
     def new_session(self) -> Session:
-        """An empty session with its own KV cache. MemoryBudgetError when there is no memory for that."""
+        """An empty session with its own state. MemoryBudgetError when there is no memory for that."""
         return Session(self)
 
     def load_session(self, path: str | Path) -> Session:
         """The session that `Session.save` wrote to `path`."""
         return Session.load(self, path)
 
-    def new_kv_cache(self) -> Any:
-        """A KV cache for `context_length` positions."""
+    def new_state(self) -> Any:
+        """The state of one timeline of `context_length` positions."""
         self._refuse_closed()
-        needed = self.parts.kv_cache.bytes_for(self.config.states, self.context_length, kv_dtype(self.manifest))
+        needed = self.parts.state.bytes_for(self.config.states, self.context_length, self.prefill_chunk, kv_dtype(self.manifest))
         available = available_memory()
         if needed > available:
             raise MemoryBudgetError(
-                f"a session needs {size_text(needed)} for a KV cache of {self.context_length} tokens, {size_text(available)} are free: "
+                f"a session needs {size_text(needed)} for a context of {self.context_length} tokens, {size_text(available)} are free: "
                 "open the model with a shorter context, or drop other sessions"
             )
-        return self._decoder.new_kv_cache(self.context_length)
+        return self._decoder.new_state(self.context_length)
 
-    def forward(self, kv: Any, token_ids: Sequence[int], logits: str = "last") -> Pass:
-        """Append `token_ids` to `kv`. One pass at a time over all threads, first come, first served.
+    def forward(self, state: Any, token_ids: Sequence[int], logits: str = "last") -> Pass:
+        """Append `token_ids` to `state`. One pass at a time over all threads, first come, first served.
 
         logits   "none", "last" -> float32 (V,), "all" -> float32 (T, V); at most `prefill_chunk` tokens a call
         """
@@ -226,7 +226,7 @@ class Engine:
         with self._lock:
             self._refuse_closed()
             before, started = self.expert_stats, time.perf_counter()
-            result = self._decoder.forward(kv, ids, logits=logits)
+            result = self._decoder.forward(state, ids, logits=logits)
             return Pass(result, time.perf_counter() - started, self.expert_stats - before)
 
     def _refuse_closed(self) -> None:
@@ -257,7 +257,7 @@ def _check_settings(threads: int | None, prefetch: str | bool, prefill_chunk: in
 
 
 def kv_dtype(manifest: Manifest) -> type:
-    """Number type of the KV cache: float32 for a model in float32, else float16."""
+    """Number type of keys and values: float32 for a model in float32, else float16."""
     entry = manifest.tensors.get("model.embed_tokens.weight")
     return np.float32 if entry is not None and entry.type == "f32" else np.float16
 
@@ -276,7 +276,7 @@ def _plan(
     available = max(0, available_memory() - RUNTIME_BYTES)
 
     def kv_of(length: int) -> int:
-        return int(parts.kv_cache.bytes_for(config.states, length, kv_dtype(manifest)))
+        return int(parts.state.bytes_for(config.states, length, min(chunk, length), kv_dtype(manifest)))
 
     def activations_of(length: int) -> int:
         return int(parts.decoder.activation_bytes(config, min(chunk, length), length, threads))

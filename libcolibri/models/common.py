@@ -8,13 +8,17 @@ from collections.abc import Iterable
 from typing import Any
 
 from ..blocks.attention import Attention
-from ..blocks.base import NormConfig
+from ..blocks.base import Block, NormConfig
 from ..blocks.mlp import Mlp
+from ..blocks.moe import MoE
 from ..blocks.router import Router
-from ..config import LayerConfig, ModelConfig
+from ..config import LayerConfig, ModelConfig, standard_layer
 from ..errors import ConfigError
 from ..rope import ROPE_TYPES, RopeConfig
 from .config_reader import ConfigReader
+from .family import Rule
+
+SHARED_EXPERTS = Rule(r"(.*\.mlp)\.(?:shared_experts|shared_mlp)\.(.*)", r"\1.shared_expert.\2")
 
 
 def num_layers(reader: ConfigReader) -> int:
@@ -196,6 +200,46 @@ def sliding_flags(reader: ConfigReader, types: Any) -> list[bool]:
     if not isinstance(types, list) or len(types) != num_layers(reader) or any(t not in known for t in types):
         raise reader.refusal("layer_types", types, f"{num_layers(reader)} entries, each 'full_attention' or 'sliding_attention'")
     return [t == "sliding_attention" for t in types]
+
+
+def standard_layers(attentions: Iterable[Attention], routed: Iterable[bool], mlp: Block, moe: Block) -> list[LayerConfig]:
+    """Standard layers, with experts where `routed` says so."""
+    return [standard_layer(attention, moe if sparse else mlp) for attention, sparse in zip(attentions, routed, strict=True)]
+
+
+def sparse_layers(reader: ConfigReader, *, dense: int) -> list[bool]:
+    """Which layers have experts: `mlp_layer_types` says it, or all but the first `first_k_dense_replace` (default `dense`) have."""
+    count, types = num_layers(reader), reader.value("mlp_layer_types", None)
+    first = reader.integer("first_k_dense_replace", dense, least=0)
+    if types is None:
+        return [i >= first for i in range(count)]
+    if not isinstance(types, list) or len(types) != count or any(t not in ("dense", "sparse") for t in types):
+        raise reader.refusal("mlp_layer_types", types, f"{count} entries, each 'dense' or 'sparse'")
+    return [t == "sparse" for t in types]
+
+
+def deepseek_moe(reader: ConfigReader, *, num_experts: str = "n_routed_experts", shared: str = "n_shared_experts", **router: Any) -> MoE:
+    """DeepSeek-V3's block in its keys: sigmoid scores, a bias for the choice, groups of experts; shared experts are one MLP.
+
+    num_experts, shared   the family's keys for the numbers of routed and of shared experts
+    router                fields of Router that the family has otherwise
+    """
+    reader.only("hidden_act", "silu", "swish")
+    reader.only("scoring_func", "sigmoid")
+    reader.only("topk_method", "noaux_tc")
+    width, count = reader.integer("moe_intermediate_size"), reader.integer(shared, None, least=0)
+    rule = {
+        "score": "sigmoid", "choice_bias": True, "normalise": reader.flag("norm_topk_prob", True), "eps": 1e-20,
+        "scale": reader.number("routed_scaling_factor", None) or 1.0, "groups": reader.integer("n_group", None) or 1,
+        "kept_groups": reader.integer("topk_group", None) or 1, "group_score": "top2",
+    }  # fmt: skip
+    return MoE(
+        num_experts=reader.integer(reader.either(num_experts, "num_local_experts", "num_experts", "n_routed_experts")),
+        num_experts_per_tok=reader.integer("num_experts_per_tok"),
+        moe_intermediate_size=width,
+        router=Router(**(rule | router)),
+        shared=Mlp(width * count, "mlp.shared_expert.") if count else None,
+    )
 
 
 def routed_layers(reader: ConfigReader) -> list[bool]:

@@ -9,7 +9,8 @@ from typing import Any
 
 from ..errors import ConfigError
 
-# Keys that never change what the forward pass computes: bookkeeping, training, and sampling defaults that old configs carried.
+# Keys that never change what the forward pass computes: bookkeeping, training, layers that predict further tokens (the converter leaves
+# them out), and sampling defaults that old configs carried.
 HARMLESS = frozenset(
     [
         "_attn_implementation",
@@ -46,6 +47,7 @@ HARMLESS = frozenset(
         "no_repeat_ngram_size",
         "num_beam_groups",
         "num_beams",
+        "num_nextn_predict_layers",
         "num_return_sequences",
         "output_attentions",
         "output_hidden_states",
@@ -93,7 +95,6 @@ INERT: dict[str, tuple[Any, ...]] = {
     "is_causal": (True, None),
     "is_decoder": (False, True, None),
     "is_encoder_decoder": (False, None),
-    "num_nextn_predict_layers": (0, None),
     "partial_rotary_factor": (1, None),
     "rope_interleaved": (False, None),
     "use_qk_norm": (False, None),

@@ -24,7 +24,7 @@ from ..recorder import Recorder, Rows, padded, wants
 from ..rope import RopeConfig, rope_tables
 from ..thread_team import Team
 from ..weights import ModelWeights, SublayerWeights
-from .kv_cache import KVCache
+from .state import SequenceState
 
 LOGITS_CHUNK_TOK = 32  # tokens whose logits are computed at once
 
@@ -103,9 +103,9 @@ class Decoder:
         rope = sum(context_length * head_dim * 4 for _, head_dim in ropes)
         return Buffers.bytes_for(config, max_chunk_tok) + head + rope + 4 * threads * _scratch_bytes(config, context_length)
 
-    def new_kv_cache(self, context_length: int | None = None) -> KVCache:
+    def new_state(self, context_length: int | None = None) -> SequenceState:
         """An empty state for one timeline."""
-        return KVCache(self.config.states, context_length or self.context_length, self.kv_dtype.type)
+        return SequenceState(self.config.states, context_length or self.context_length, self.max_chunk_tok, self.kv_dtype.type)
 
     def routing(self, layer: int) -> tuple[np.ndarray, np.ndarray]:
         """Expert ids (T, K) int64 and weights (T, K) float32 that `layer` chose in the last call of forward."""
@@ -118,35 +118,36 @@ class Decoder:
         """Hits and misses so far, int64 (2,): experts that were, or were not, resident when a layer first asked for them."""
         return sum((state.counters for state in self.buffers.moe.values()), start=np.zeros(2, np.int64))
 
-    def forward(self, kv: KVCache, token_ids: np.ndarray, logits: str = "last") -> np.ndarray | None:
+    def forward(self, state: SequenceState, token_ids: np.ndarray, logits: str = "last") -> np.ndarray | None:
         """Append tokens to the state and compute their logits.
 
         token_ids   (T,) int64, 1 <= T <= max_chunk_tok, each within the vocabulary
         logits      "last": float32 (V,) of the last token; "all": float32 (T, V); "none": None
 
-        Raises ExpertReadError when an expert's file fails; the state is then as before.
+        Raises ExpertReadError when an expert's file fails; the positions before stay valid once the state is truncated to them.
         """
         n = len(token_ids)
-        self._check(kv, token_ids)
+        self._check(state, token_ids)
         with self._lock:
-            self._n_tok[0], self._start[0], self._ids[:n] = n, kv.n_tok, token_ids
-            self._descriptors[:] = kv.descriptors
+            self._n_tok[0], self._start[0], self._ids[:n] = n, state.n_tok, token_ids
+            self._descriptors[:] = state.descriptors
             if self.experts is not None:
                 self.experts.clock[0] += 1
-            self._run(self._step if n == 1 else self._chunk)
-            kv.n_tok += n
+            with state.appending(n):
+                self._run(self._step if n == 1 else self._chunk)
             if logits == "none":
                 return None
             if logits == "last":
                 return self._logits(slice(n - 1, n))[0]
             return np.concatenate([self._logits(slice(at, min(at + LOGITS_CHUNK_TOK, n))) for at in range(0, n, LOGITS_CHUNK_TOK)])
 
-    def _check(self, kv: KVCache, token_ids: np.ndarray) -> None:
+    def _check(self, state: SequenceState, token_ids: np.ndarray) -> None:
+        """What the state cannot check of a call."""
         n = len(token_ids)
         if not 1 <= n <= self.max_chunk_tok:
             raise ValueError(f"{n} tokens in one call, expected 1 to {self.max_chunk_tok}")
-        if kv.n_tok + n > min(kv.context_length, self.context_length):
-            raise ValueError(f"{kv.n_tok} + {n} positions do not fit a cache of {kv.context_length}")
+        if state.n_tok + n > self.context_length:
+            raise ValueError(f"{state.n_tok} + {n} positions do not fit a decoder of {self.context_length}")
         if token_ids.min() < 0 or token_ids.max() >= self.config.vocab_size:
             raise ConfigError(f"token id {token_ids.max()} is outside the vocabulary of {self.config.vocab_size}")
 

@@ -7,7 +7,7 @@ import pytest
 
 from libcolibri.engine import Engine, Parts
 from libcolibri.models.decoder import Decoder
-from libcolibri.models.kv_cache import KVCache
+from libcolibri.models.state import SequenceState
 from libcolibri.perplexity import perplexity
 from libcolibri.session import _set_apart
 from libcolibri.thread_team import Team
@@ -18,7 +18,7 @@ PROMPT = [(11 * i * i + 3 * i) % 47 for i in range(40)]
 
 
 def real_parts() -> Parts:
-    return replace(fake_parts(), decoder=Decoder, kv_cache=KVCache, team=Team)
+    return replace(fake_parts(), decoder=Decoder, state=SequenceState, team=Team)
 
 
 @pytest.fixture(scope="module", params=["f32", "q8_0"])
@@ -37,7 +37,7 @@ def engine(folder):
 
 def test_plan_knows_what_is_taken(engine):
     session = engine.new_session()
-    assert session.kv_bytes == engine.plan.kv and engine.plan.experts == engine.experts.capacity_bytes
+    assert session.state_bytes == engine.plan.kv and engine.plan.experts == engine.experts.capacity_bytes
 
 
 def test_smallest_cache_and_other_chunks_give_the_same_bits(folder, engine):
