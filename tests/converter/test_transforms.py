@@ -77,16 +77,15 @@ def test_fused_experts_need_no_rule_of_the_family():
 
 def test_an_order_depends_on_the_layer():
     raw = {
-        "model_type": "llama", "vocab_size": 8, "hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 1, "intermediate_size": 8,
+        "model_type": "llama", "vocab_size": 8, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 1, "intermediate_size": 8,
         "max_position_embeddings": 8, "rms_norm_eps": 1e-5, "num_key_value_heads": 1,
     }  # fmt: skip
     config = parse_config(raw)
     reverse = Rule(r"(.*)\.w", r"\1.v", "", lambda layer: range(5, -1, -1) if layer is config.layers[1] else range(6))
     transformer = Transformer((reverse,), config, {})
     for values in (W, W[:, 0]):
-        assert np.array_equal(
-            transformer.apply("model.layers.1.w", stored(values))["model.layers.1.v"].read().reshape(values.shape), values[::-1]
-        )
+        made = transformer.apply("model.layers.1.w", stored(values))["model.layers.1.v"]
+        assert np.array_equal(made.read().reshape(values.shape), values[::-1])
     with pytest.raises(SourceError, match="says 6 rows"):
         transformer.apply("model.layers.1.w", stored(W[:5]))
 
