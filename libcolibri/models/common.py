@@ -4,7 +4,7 @@ In: a `ConfigReader`. Out: arguments for blocks and `ModelConfig`.
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from ..blocks.attention import Attention
@@ -19,6 +19,61 @@ from .config_reader import ConfigReader
 from .family import Rule
 
 SHARED_EXPERTS = Rule(r"(.*\.mlp)\.(?:shared_experts|shared_mlp)\.(.*)", r"\1.shared_expert.\2")
+# Mixtral's names, which other families took over.
+BLOCK_SPARSE_MOE = (
+    Rule(r"(.*)\.block_sparse_moe\.experts\.(\d+)\.w1\.weight", r"\1.mlp.experts.\2.gate_proj.weight"),
+    Rule(r"(.*)\.block_sparse_moe\.experts\.(\d+)\.w2\.weight", r"\1.mlp.experts.\2.down_proj.weight"),
+    Rule(r"(.*)\.block_sparse_moe\.experts\.(\d+)\.w3\.weight", r"\1.mlp.experts.\2.up_proj.weight"),
+    Rule(r"(.*)\.block_sparse_moe\.gate\.weight", r"\1.mlp.gate.weight"),
+)
+GRANITE_MOE = (
+    Rule(r"(.*)\.block_sparse_moe\.input_linear\.weight", r"\1.mlp.experts.{}.gate_proj.weight \1.mlp.experts.{}.up_proj.weight", "halves"),
+    Rule(r"(.*)\.block_sparse_moe\.output_linear\.weight", r"\1.mlp.experts.{}.down_proj.weight"),
+    Rule(r"(.*)\.block_sparse_moe\.router\.layer\.weight", r"\1.mlp.gate.weight"),
+    Rule(
+        r"(.*)\.shared_mlp\.input_linear\.weight",
+        r"\1.mlp.shared_expert.gate_proj.weight \1.mlp.shared_expert.up_proj.weight",
+        "halves",
+    ),
+    Rule(r"(.*)\.shared_mlp\.output_linear\.weight", r"\1.mlp.shared_expert.down_proj.weight"),
+)
+
+
+def half_split(heads: int, head_dim: int, turning: int) -> list[int]:
+    """Rows of a projection in the order that turns pairs (2j, 2j + 1) of a head's first `turning` columns into pairs (j, j + turning / 2)."""
+    inner = [*range(0, turning, 2), *range(1, turning, 2), *range(turning, head_dim)]
+    return [head * head_dim + i for head in range(heads) for i in inner]
+
+
+def _half_split_q(layer: LayerConfig) -> list[int]:
+    block = _attention(layer)
+    return half_split(block.num_attention_heads, block.head_dim, _turning(block))
+
+
+def _half_split_k(layer: LayerConfig) -> list[int]:
+    block = _attention(layer)
+    return half_split(block.num_key_value_heads, block.head_dim, _turning(block))
+
+
+def _attention(layer: LayerConfig) -> Attention:
+    return next(sub.block for sub in layer.sublayers if isinstance(sub.block, Attention))
+
+
+def _turning(block: Attention) -> int:
+    return 0 if block.rope is None else block.rope.columns(block.head_dim)
+
+
+# Families that turn neighbouring columns together; kernels turn pairs that are half a head apart.
+INTERLEAVED_ROPE = (
+    Rule(r"(.*\.self_attn\.q_proj\.(?:weight|bias))", r"\1", order=_half_split_q),
+    Rule(r"(.*\.self_attn\.k_proj\.(?:weight|bias))", r"\1", order=_half_split_k),
+)
+
+
+def ignore(reader: ConfigReader, *keys: str) -> None:
+    """Keys of released configs that change nothing in this family's forward pass."""
+    for key in keys:
+        reader.value(key, None)
 
 
 def num_layers(reader: ConfigReader) -> int:
@@ -67,10 +122,10 @@ def attention_fields(reader: ConfigReader, *, eps: float = 1e-6, head_dim: int |
     }
 
 
-def mlp(reader: ConfigReader, key: str = "intermediate_size", prefix: str = "mlp.") -> Mlp:
+def mlp(reader: ConfigReader, key: str = "intermediate_size", prefix: str = "mlp.", *, bias: bool = False) -> Mlp:
     """The dense block with silu."""
     reader.only("hidden_act", "silu", "swish")
-    return Mlp(reader.integer(key), prefix)
+    return Mlp(reader.integer(key), prefix, bias=bias)
 
 
 def attentions(windows: Iterable[int | None], **fields: Any) -> list[Attention]:
@@ -194,6 +249,13 @@ def qwen_window(reader: ConfigReader, *, rule: str) -> list[int | None]:
     return [window if rules[rule](i) else None for i in range(count)]
 
 
+def layer_windows(reader: ConfigReader, *, default: Callable[[int], bool]) -> list[int | None]:
+    """`sliding_window` in the layers that `layer_types`, or in its absence `default`, says are sliding; `sliding_window` null: in none."""
+    types, window = reader.value("layer_types", None), reader.integer("sliding_window", None)
+    sliding = [default(i) for i in range(num_layers(reader))] if types is None else sliding_flags(reader, types)
+    return [window if slides else None for slides in sliding]
+
+
 def sliding_flags(reader: ConfigReader, types: Any) -> list[bool]:
     """Whether each layer slides, from a list of layer types."""
     known = ("sliding_attention", "full_attention")
@@ -218,16 +280,19 @@ def sparse_layers(reader: ConfigReader, *, dense: int) -> list[bool]:
     return [t == "sparse" for t in types]
 
 
-def deepseek_moe(reader: ConfigReader, *, num_experts: str = "n_routed_experts", shared: str = "n_shared_experts", **router: Any) -> MoE:
+def deepseek_moe(
+    reader: ConfigReader, *, num_experts: str = "n_routed_experts", shared: str = "n_shared_experts", width: str = "moe_intermediate_size",
+    **router: Any,
+) -> MoE:  # fmt: skip
     """DeepSeek-V3's block in its keys: sigmoid scores, a bias for the choice, groups of experts; shared experts are one MLP.
 
-    num_experts, shared   the family's keys for the numbers of routed and of shared experts
-    router                fields of Router that the family has otherwise
+    num_experts, shared, width   the family's keys for the numbers of routed and of shared experts, and for the width of one
+    router                       fields of Router that the family has otherwise
     """
     reader.only("hidden_act", "silu", "swish")
     reader.only("scoring_func", "sigmoid")
     reader.only("topk_method", "noaux_tc")
-    width, count = reader.integer("moe_intermediate_size"), reader.integer(shared, None, least=0)
+    columns, count = reader.integer(width), reader.integer(shared, None, least=0)
     rule = {
         "score": "sigmoid", "choice_bias": True, "normalise": reader.flag("norm_topk_prob", True), "eps": 1e-20,
         "scale": reader.number("routed_scaling_factor", None) or 1.0, "groups": reader.integer("n_group", None) or 1,
@@ -236,9 +301,9 @@ def deepseek_moe(reader: ConfigReader, *, num_experts: str = "n_routed_experts",
     return MoE(
         num_experts=reader.integer(reader.either(num_experts, "num_local_experts", "num_experts", "n_routed_experts")),
         num_experts_per_tok=reader.integer("num_experts_per_tok"),
-        moe_intermediate_size=width,
+        moe_intermediate_size=columns,
         router=Router(**(rule | router)),
-        shared=Mlp(width * count, "mlp.shared_expert.") if count else None,
+        shared=Mlp(columns * count, "mlp.shared_expert.") if count else None,
     )
 
 
@@ -265,3 +330,28 @@ def expert_fields(reader: ConfigReader) -> dict[str, Any]:
         # The published classes default to false, and released models differ: an absent key means false, never a guess.
         "router": Router(normalise=reader.flag("norm_topk_prob", False)),
     }
+
+
+def granite_multipliers(reader: ConfigReader) -> dict[str, float]:
+    """Fields of `ModelConfig` in Granite's keys; logits are divided by logits_scaling."""
+    multipliers = {name: reader.number(name, None) or 1.0 for name in ("embedding_multiplier", "residual_multiplier")}
+    return multipliers | {"logits_multiplier": 1.0 / (reader.number("logits_scaling", None) or 1.0)}
+
+
+def granite_attentions(reader: ConfigReader) -> list[Attention]:
+    """Granite's attention, whose scores are multiplied by attention_multiplier."""
+    bias, scale = reader.flag("attention_bias", False), reader.number("attention_multiplier", None) or 1.0
+    return attentions(no_window(reader), **attention_fields(reader), bias=bias, out_bias=bias, scale=scale)
+
+
+def granite_moe(reader: ConfigReader, shared: Mlp | None) -> ModelConfig:
+    """Granite with experts in every layer, weighed by a softmax over the chosen ones."""
+    reader.only("hidden_act", "silu", "swish")
+    moe = MoE(
+        num_experts=_num_experts(reader),
+        num_experts_per_tok=reader.integer("num_experts_per_tok", 2),
+        moe_intermediate_size=reader.integer("intermediate_size"),
+        router=Router(score="chosen_softmax"),
+        shared=shared,
+    )
+    return build(reader, [standard_layer(a, moe) for a in granite_attentions(reader)], **granite_multipliers(reader))
