@@ -10,20 +10,19 @@ import re
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from libcolibri.errors import ConfigError, FormatError, SourceError
 from libcolibri.models.registry import parse_config, text_config
 from libcolibri.safetensors_header import TensorSlot, read_header, strict_json
 
-from .names import canonical_name, expected_tensors, match_tensors, recognise, skip_reason
+from .hf_tensors import read_quantization, stored_tensors
+from .names import expected_tensors, match_tensors, plain_name, recognise, skip_reason, transformer_for
 from .sentence_encoder import encoder_settings
-from .source import Source, SourceTensor, expert_slices, tensor_from_bytes
+from .source import Source, SourceTensor
 from .tokenizers import files_from_folder
+from .transforms import Transformer
 
-TYPES = {"F32": "f32", "F16": "f16", "BF16": "bf16"}
+Slots = dict[str, tuple[Path, TensorSlot]]
 INDEX_NAME = "model.safetensors.index.json"
-_FUSED = re.compile(r"(model\.layers\.\d+)\.mlp\.experts\.(gate_up_proj|down_proj)(\.weight)?")
 _PICKLED = (".bin", ".pt", ".pth", ".ckpt")
 
 
@@ -31,9 +30,7 @@ def open_folder(folder: Path) -> Source:
     """Open a Hugging Face folder; config and every shard's header are checked, no weights are read."""
     config = _text_config(folder)
     kind, family = recognise(config, folder)
-    if method := config.get("quantization_config"):
-        name = method.get("quant_method", method) if isinstance(method, dict) else method
-        raise SourceError(f"{folder}: weights quantised by {str(name)[:40]!r} are not supported: give the 16-bit checkpoint or a GGUF file")
+    quantization = read_quantization(config, folder)
     shards = _shards(folder)
     slots = _read_shards(folder, shards)
     if kind == "decoder" and "tie_word_embeddings" not in config:
@@ -42,8 +39,11 @@ def open_folder(folder: Path) -> Source:
         config["num_hidden_layers"] = parse_config(config).num_hidden_layers  # Nemotron-H lists its layers without a count
     if kind == "encoder":
         config["encoder"] = encoder_settings(folder, config)
-    found, aliases, skipped = _collect(folder, kind, family, config, slots)
-    tensors = match_tensors(found, expected_tensors(kind, config, folder), aliases, folder)
+    expected = expected_tensors(kind, config, folder)
+    transformer = transformer_for(kind, family, config, expected)
+    kept, skipped = _leave_out(slots, kind, config, transformer)
+    found, aliases = _collect(stored_tensors(kept, quantization), kind, transformer, folder)
+    tensors = match_tensors(found, expected, aliases, folder)
     fingerprint, state = _fingerprint(folder, shards)
     return Source(folder, kind, family, config, tensors, tuple(skipped), False, fingerprint, state, lambda: files_from_folder(folder))
 
@@ -99,9 +99,9 @@ def _weights_hint(folder: Path, names: list[str]) -> str:
     return "no safetensors weights in it: the download is incomplete"
 
 
-def _read_shards(folder: Path, shards: dict[str, set[str] | None]) -> dict[str, tuple[Path, TensorSlot]]:
+def _read_shards(folder: Path, shards: dict[str, set[str] | None]) -> Slots:
     """Tensor name -> its file and place."""
-    slots: dict[str, tuple[Path, TensorSlot]] = {}
+    slots: Slots = {}
     for name, listed in shards.items():
         path = folder / name
         if not path.is_file():
@@ -119,56 +119,32 @@ def _read_shards(folder: Path, shards: dict[str, set[str] | None]) -> dict[str, 
     return slots
 
 
-def _collect(folder: Path, kind: str, family: str, config: dict[str, Any], slots: dict[str, tuple[Path, TensorSlot]]) -> Any:
-    """(canonical name -> SourceTensor, canonical name -> name in the folder, skipped names)."""
-    num_layers = config.get("num_hidden_layers")
-    if not isinstance(num_layers, int) or isinstance(num_layers, bool) or num_layers < 1:
-        raise SourceError(f"{folder}: config key num_hidden_layers is {num_layers!r}, expected a positive number")
+def _leave_out(slots: Slots, kind: str, config: dict[str, Any], transformer: Transformer) -> tuple[Slots, list[str]]:
+    """(what belongs to the model, names of the rest)."""
     tied = kind == "decoder" and config.get("tie_word_embeddings") is True
-    maps: dict[Path, np.ndarray] = {}
+    kept, skipped = {}, []
+    for name, slot in slots.items():
+        plain = plain_name(name, kind)
+        canonical = transformer.names_of(plain)[0][0]
+        if skip_reason(canonical, kind, config["num_hidden_layers"]) or (tied and plain.startswith("lm_head.weight")):
+            skipped.append(name)
+        else:
+            kept[name] = slot
+    return kept, skipped
+
+
+def _collect(
+    stored: dict[str, SourceTensor], kind: str, transformer: Transformer, folder: Path
+) -> tuple[dict[str, SourceTensor], dict[str, str]]:
+    """(canonical name -> SourceTensor, canonical name -> name in the folder)."""
     found: dict[str, SourceTensor] = {}
     aliases: dict[str, str] = {}
-    skipped: list[str] = []
-    for name, (path, slot) in slots.items():
-        canonical = canonical_name(name, kind, family)
-        if skip_reason(canonical, kind, num_layers) or (tied and canonical == "lm_head.weight"):
-            skipped.append(name)
-            continue
-        if path not in maps:
-            maps[path] = np.memmap(path, np.uint8, "r")
-        for part, tensor in _tensors(f"{path}: tensor {name!r}", canonical, slot, maps[path][slot.start : slot.end]).items():
-            if part in found:
-                raise SourceError(f"{path}: tensors {name!r} and {aliases[part]!r} are the same weight")
-            found[part], aliases[part] = tensor, name
-    return found, aliases, skipped
-
-
-def _tensors(what: str, name: str, slot: TensorSlot, raw: np.ndarray) -> dict[str, SourceTensor]:
-    """One stored tensor as canonical ones: several when experts are fused."""
-    if slot.dtype not in TYPES:
-        raise SourceError(f"{what} has type {slot.dtype}, only {', '.join(TYPES)} can be converted: give the original 16-bit checkpoint")
-    kind, raw = TYPES[slot.dtype], raw.view(np.ndarray)
-    fused = _FUSED.fullmatch(name)
-    if fused and len(slot.shape) == 3:
-        return _split_experts(fused[1], fused[2], kind, slot.shape, raw)
-    if len(slot.shape) not in (1, 2) or 0 in slot.shape:
-        raise SourceError(f"{what} has shape {slot.shape}, expected a vector or a matrix")
-    return {name: tensor_from_bytes(kind, slot.shape, raw)}
-
-
-def _split_experts(layer: str, part: str, kind: str, shape: tuple[int, ...], raw: np.ndarray) -> dict[str, SourceTensor]:
-    """Fused experts: gate_up_proj (E, 2F, D), gate rows first, or down_proj (E, D, F)."""
-    count, rows, cols = shape
-    result = {}
-    for expert, matrix in enumerate(expert_slices(raw, kind, count, (rows, cols))):
-        prefix = f"{layer}.mlp.experts.{expert}."
-        if part == "down_proj":
-            result[f"{prefix}down_proj.weight"] = matrix
-            continue
-        half = rows // 2
-        result[f"{prefix}gate_proj.weight"] = SourceTensor(kind, (half, cols), matrix.blocks[:half])
-        result[f"{prefix}up_proj.weight"] = SourceTensor(kind, (rows - half, cols), matrix.blocks[half:])
-    return result
+    for name, tensor in stored.items():
+        for canonical, made in transformer.apply(plain_name(name, kind), tensor).items():
+            if canonical in found:
+                raise SourceError(f"{folder}: tensors {name!r} and {aliases[canonical]!r} are the same weight")
+            found[canonical], aliases[canonical] = made, name
+    return found, aliases
 
 
 def _fingerprint(folder: Path, shards: dict[str, set[str] | None]) -> tuple[dict[str, Any], str]:

@@ -15,6 +15,7 @@ from libcolibri.models.registry import FAMILIES as DECODERS
 from libcolibri.models.registry import family_name, parse_config
 
 from .source import SourceTensor
+from .transforms import GENERAL_RULES, Transformer
 
 ENCODERS = ("bert", "xlm-roberta")
 EXPERT = re.compile(r"model\.layers\.(\d+)\.mlp\.experts\.(\d+)\.(gate_proj|up_proj|down_proj)\.weight")
@@ -43,16 +44,20 @@ def recognise(config: Mapping[str, Any], where: Path) -> tuple[str, str]:
         raise SourceError(f"{where}: {error}") from error
 
 
-def canonical_name(name: str, kind: str, family: str) -> str:
-    """A Hugging Face tensor's name as this converter spells it."""
+def plain_name(name: str, kind: str) -> str:
+    """A Hugging Face tensor's name without what only tells which model it is part of."""
     if kind == "encoder":
         name = re.sub(r"^(bert|roberta|model|0\.auto_model)\.", "", name)
         return name.replace(".LayerNorm.gamma", ".LayerNorm.weight").replace(".LayerNorm.beta", ".LayerNorm.bias")
-    name = _PREFIX.sub("model.", name)
-    for rule in DECODERS[family].tensors:
-        if match := re.fullmatch(rule.pattern, name):
-            return match.expand(rule.to)
-    return name
+    return _PREFIX.sub("model.", name)
+
+
+def transformer_for(kind: str, family: str, config: Mapping[str, Any], expected: Mapping[str, Expected]) -> Transformer:
+    """What makes canonical tensors of a family's plain ones."""
+    if kind == "encoder":
+        return Transformer((), None, {})
+    rules = (*DECODERS[family].tensors, *GENERAL_RULES)
+    return Transformer(rules, parse_config(config), {name: entry.shape for name, entry in expected.items()})
 
 
 def skip_reason(name: str, kind: str, num_layers: int) -> str | None:

@@ -3,10 +3,10 @@
 A family file holds one `FAMILY` and the function that turns its config into blocks; it has no equations.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from ..config import ModelConfig
+from ..config import LayerConfig, ModelConfig
 from .config_reader import ConfigReader
 
 
@@ -15,13 +15,16 @@ class Rule:
     """A tensor of a Hugging Face checkpoint under its canonical name.
 
     pattern     regular expression for the whole name, general prefixes already taken away
-    to          canonical name; \\1 and the like stand for groups of the pattern
-    transform   name of what converter/transforms.py does to the values; "" for nothing
+    to          canonical name; \\1 and the like stand for groups of the pattern. Several names, with spaces between, where the tensor is
+                cut up; {} in them for the number of an expert where the tensor holds all of them
+    transform   steps of converter/transforms.py, with spaces between; "" for nothing
+    order       of a layer's config: which stored row is row 0, 1, ... of the tensor that the steps get; for a vector, which element
     """
 
     pattern: str
     to: str
     transform: str = ""
+    order: Callable[[LayerConfig], Sequence[int]] | None = None
 
 
 @dataclass(frozen=True, slots=True)

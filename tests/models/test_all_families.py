@@ -21,8 +21,7 @@ def supported() -> list[str]:
     names = []
     for folder in sorted(path for path in FIXTURES.iterdir() if (path / "oracle.npz").exists()):
         raw = text_config(json.loads((folder / "config.json").read_text(encoding="utf-8")))
-        readable = "quantization_config" not in raw and (folder / "model.safetensors").exists()
-        names += [folder.name] if raw["model_type"].removesuffix("_text") in FAMILIES and readable else []
+        names += [folder.name] if raw["model_type"].removesuffix("_text") in FAMILIES else []
     return names
 
 
@@ -31,9 +30,11 @@ def case(request, model_dirs):  # noqa: F811
     return request.param, model_dirs(request.param)
 
 
-def routers_agree(running: Running, expected, count: int) -> bool:
-    """Whether every MoE layer chose transformers' experts with its weights, in the last forward call."""
+def routers_agree(running: Running, expected, count: int) -> bool | None:
+    """Whether every MoE layer chose transformers' experts with its weights, in the last forward call; None where it is not known."""
     keys = sorted({int(key.split(".")[1]) for key in expected.files if key.endswith("indices")})
+    if not keys:
+        return None
     layers = list(running.config.experts)
     for layer, key in zip(layers, layers if set(keys) == set(layers) else keys, strict=True):
         ids, weights = running.decoder.routing(layer)
