@@ -13,7 +13,8 @@ def parse(reader: ConfigReader) -> ModelConfig:
     """Reads a config of model_type "ernie4_5_moe"; layers from moe_layer_start_index to moe_layer_end_index have experts."""
     common.ignore(reader, "auto_map", "moe_capacity", "moe_gate", "moe_use_aux_free", "compression_ratio")
     reader.only("use_bias", False)
-    count, width, shared = common.num_layers(reader), reader.integer("moe_intermediate_size"), reader.integer("moe_num_shared_experts", 2, least=0)
+    count, width = common.num_layers(reader), reader.integer("moe_intermediate_size")
+    shared = reader.integer("moe_num_shared_experts", 2, least=0)
     first, interval = reader.integer("moe_layer_start_index", 1, least=0), reader.integer("moe_layer_interval", 1)
     last = reader.integer("moe_layer_end_index", -1, least=-1)
     routed = [(i + 1) % interval == 0 and first <= i <= (count if last == -1 else last) for i in range(count)]

@@ -9,7 +9,9 @@ from .family import Family, Rule
 def parse(reader: ConfigReader) -> ModelConfig:
     """Reads a config of model_type "minimax_m2"; released configs say rotary_dim instead of partial_rotary_factor."""
     common.ignore(reader, "auto_map", "use_mtp", "num_mtp_modules", "mtp_transformer_layers", "mlp_intermediate_size", "shared_moe_mode")
-    common.ignore(reader, *(f"layernorm_{part}_{name}" for part in ("full_attention", "linear_attention", "mlp") for name in ("alpha", "beta")))
+    for part in ("full_attention", "linear_attention", "mlp"):
+        for name in ("alpha", "beta"):
+            reader.only(f"layernorm_{part}_{name}", 1.0)
     reader.only("qk_norm_type", "per_layer")
     for key in ("use_qk_norm", "use_routing_bias"):
         reader.only(key, True)

@@ -8,12 +8,59 @@ from typing import Any
 
 from ..config import ModelConfig
 from ..errors import ConfigError
-from . import dots1, hy_v3, llama, mistral, mixtral, olmoe, qwen2, qwen2_moe, qwen3, qwen3_moe
+from . import (
+    dots1,
+    ernie4_5_moe,
+    glm4_moe,
+    gpt_oss,
+    granite,
+    granitemoe,
+    granitemoeshared,
+    hunyuan_v1_moe,
+    hy_v3,
+    laguna,
+    llama,
+    mellum,
+    mimo_v2_flash,
+    minimax_m2,
+    mistral,
+    mixtral,
+    olmoe,
+    phimoe,
+    qwen2,
+    qwen2_moe,
+    qwen3,
+    qwen3_moe,
+)
 from .config_reader import HARMLESS, ConfigReader
 from .family import Family
 
 FAMILIES: dict[str, Family] = {
-    module.FAMILY.name: module.FAMILY for module in (dots1, hy_v3, llama, mistral, mixtral, olmoe, qwen2, qwen2_moe, qwen3, qwen3_moe)
+    module.FAMILY.name: module.FAMILY
+    for module in (
+        dots1,
+        ernie4_5_moe,
+        glm4_moe,
+        gpt_oss,
+        granite,
+        granitemoe,
+        granitemoeshared,
+        hunyuan_v1_moe,
+        hy_v3,
+        laguna,
+        llama,
+        mellum,
+        mimo_v2_flash,
+        minimax_m2,
+        mistral,
+        mixtral,
+        olmoe,
+        phimoe,
+        qwen2,
+        qwen2_moe,
+        qwen3,
+        qwen3_moe,
+    )
 }
 
 # Families that people have, and what of theirs has no equations here.
