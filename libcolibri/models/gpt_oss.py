@@ -40,6 +40,9 @@ FAMILY = Family(
             "transpose deinterleave halves",
         ),
         Rule(r"(.*\.mlp\.experts)\.down_proj", r"\1.{}.down_proj.weight", "transpose"),
+        # The released MXFP4 weights are rows of outputs already.
+        Rule(r"(.*\.mlp\.experts)\.gate_up_proj_blocks", r"\1.{}.gate_proj.weight \1.{}.up_proj.weight", "deinterleave halves"),
+        Rule(r"(.*\.mlp\.experts)\.down_proj_blocks", r"\1.{}.down_proj.weight"),
         Rule(r"(.*\.mlp\.experts)\.gate_up_proj_bias", r"\1.gate_proj.bias \1.up_proj.bias", "flatten deinterleave halves"),
         Rule(r"(.*\.mlp\.experts)\.down_proj_bias", r"\1.down_proj.bias", "flatten"),
     ),

@@ -1,5 +1,7 @@
 """Phi-3.5-MoE: LayerNorms, biases in attention and head, longrope, SparseMixer's router."""
 
+from dataclasses import replace
+
 from ..blocks.base import NormConfig
 from ..blocks.moe import MoE
 from ..blocks.router import Router
@@ -15,7 +17,10 @@ def parse(reader: ConfigReader) -> ModelConfig:
     reader.only("hidden_act", "silu")
     bias, head_bias = reader.flag("attention_bias", False), reader.flag("lm_head_bias", False)
     windows = common.every_layer_window(reader, default=None)
-    attentions = common.attentions(windows, **common.attention_fields(reader, eps=1e-5, theta=1e6), bias=bias, out_bias=bias)
+    fields = common.attention_fields(reader, eps=1e-5, theta=1e6)
+    # transformers, the reference, turns by the short factors at every length; only the size of cos and sin changes with it.
+    fields["rope"] = replace(fields["rope"], long_factor=fields["rope"].short_factor)
+    attentions = common.attentions(windows, **fields, bias=bias, out_bias=bias)
     moe = MoE(
         num_experts=reader.integer(reader.either("num_experts", "num_local_experts")),
         num_experts_per_tok=reader.integer("num_experts_per_tok", 2),
