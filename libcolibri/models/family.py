@@ -19,12 +19,14 @@ class Rule:
                 cut up; {} in them for the number of an expert where the tensor holds all of them
     transform   steps of converter/transforms.py, with spaces between; "" for nothing
     order       of a layer's config: which stored row is row 0, 1, ... of the tensor that the steps get; for a vector, which element
+    columns     of a layer's config: which stored column is column 0, 1, ... of it
     """
 
     pattern: str
     to: str
     transform: str = ""
     order: Callable[[LayerConfig], Sequence[int]] | None = None
+    columns: Callable[[LayerConfig], Sequence[int]] | None = None
 
 
 @dataclass(frozen=True, slots=True)
