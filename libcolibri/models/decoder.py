@@ -100,7 +100,7 @@ class Decoder:
         """Bytes that a decoder needs beside weights, states and experts, before one is made."""
         head = LOGITS_CHUNK_TOK * (padded(config.hidden_size) + padded(config.vocab_size)) * 4
         ropes = {kind for block in config.blocks for kind in block.ropes()}
-        rope = sum(context_length * head_dim * 4 for _, head_dim in ropes)
+        rope = sum(context_length * columns * 4 for _, columns in ropes)
         return Buffers.bytes_for(config, max_chunk_tok) + head + rope + 4 * threads * _scratch_bytes(config, context_length)
 
     def new_state(self, context_length: int | None = None) -> SequenceState:
@@ -200,7 +200,7 @@ class Decoder:
             layer=layer, weights=weights.fields, x=b.x, norm=weights.input_norm, out=b.x if in_place else b.out,
             onto=b.x if in_place else None, start=self._start, ids=self._ids, states=self._descriptors, kv_dtype=self.kv_dtype,
             buffers={name: b.rows[name, cols] for name, cols in sub.block.rows(self.config.hidden_size).items()},
-            rope_table=self._rope_table, experts=weights.experts, moe=moe, resident=self.experts,
+            rope_table=self._rope_table, context_length=self.context_length, experts=weights.experts, moe=moe, resident=self.experts,
         )  # fmt: skip
         sub.block.record(r, site)
         if not in_place:
@@ -208,12 +208,12 @@ class Decoder:
         if moe is not None:
             recorded.faults |= {at: (layer, moe, resume) for at, resume in site.faults.items()}
 
-    def _rope_table(self, rope: RopeConfig, head_dim: int) -> np.ndarray:
+    def _rope_table(self, rope: RopeConfig, columns: int) -> np.ndarray:
         """float32 (context_length, columns): cosines, then sines; one table for all layers that turn alike."""
-        if (rope, head_dim) not in self._rope_tables:
-            table = np.concatenate(rope_tables(rope, head_dim, self.context_length), axis=1)
-            self._rope_tables[rope, head_dim] = np.ascontiguousarray(table)
-        return self._rope_tables[rope, head_dim]
+        if (rope, columns) not in self._rope_tables:
+            table = np.concatenate(rope_tables(rope, columns, self.context_length), axis=1)
+            self._rope_tables[rope, columns] = np.ascontiguousarray(table)
+        return self._rope_tables[rope, columns]
 
     def _record_head(self, max_tok: int) -> "_Recorded":
         """Logits of the final norm of _head_x."""
