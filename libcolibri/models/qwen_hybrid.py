@@ -10,13 +10,10 @@ from ..blocks.attention import Attention
 from ..blocks.delta_net import GatedDeltaNet
 from ..blocks.delta_rule import DeltaRule
 from ..blocks.mlp import Mlp
-from ..blocks.moe import MoE
 from ..config import LayerConfig
 from . import common
 from .config_reader import ConfigReader
 from .family import Rule
-
-THETA = 10000.0
 
 # Norms multiply by 1 + w, but not the one inside DeltaNet.
 NORMS = (

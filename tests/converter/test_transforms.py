@@ -35,6 +35,7 @@ LLAMA = {
     "max_position_embeddings": 8, "rms_norm_eps": 1e-5, "num_key_value_heads": 1,
 }  # fmt: skip
 
+
 @pytest.mark.parametrize("make", [stored, lazy])
 def test_steps_on_one_tensor(make):
     assert np.array_equal(apply(W, "a", "plus_one", make=make)[0], W + 1)
