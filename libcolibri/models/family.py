@@ -6,8 +6,12 @@ A family file holds one `FAMILY` and the function that turns its config into blo
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from ..config import LayerConfig, ModelConfig
 from .config_reader import ConfigReader
+
+Order = Callable[[LayerConfig], Sequence[int] | np.ndarray]
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,8 +29,8 @@ class Rule:
     pattern: str
     to: str
     transform: str = ""
-    order: Callable[[LayerConfig], Sequence[int]] | None = None
-    columns: Callable[[LayerConfig], Sequence[int]] | None = None
+    order: Order | None = None
+    columns: Order | None = None
 
 
 @dataclass(frozen=True, slots=True)
