@@ -8,12 +8,13 @@ from typing import Any
 
 from ..config import ModelConfig
 from ..errors import ConfigError
-from . import dots1, hy_v3, llama, mistral, mixtral, olmoe, qwen2, qwen2_moe, qwen3, qwen3_moe
+from . import dots1, hy_v3, lfm2, lfm2_moe, llama, mistral, mixtral, nemotron_h, olmoe, qwen2, qwen2_moe, qwen3, qwen3_moe
 from .config_reader import HARMLESS, ConfigReader
 from .family import Family
 
 FAMILIES: dict[str, Family] = {
-    module.FAMILY.name: module.FAMILY for module in (dots1, hy_v3, llama, mistral, mixtral, olmoe, qwen2, qwen2_moe, qwen3, qwen3_moe)
+    module.FAMILY.name: module.FAMILY
+    for module in (dots1, hy_v3, lfm2, lfm2_moe, llama, mistral, mixtral, nemotron_h, olmoe, qwen2, qwen2_moe, qwen3, qwen3_moe)
 }
 
 # Families that people have, and what of theirs has no equations here.
