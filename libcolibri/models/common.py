@@ -222,9 +222,9 @@ def sliding_flags(reader: ConfigReader, types: Any) -> list[bool]:
     return [t == "sliding_attention" for t in types]
 
 
-def standard_layers(attentions: Iterable[Attention], routed: Iterable[bool], mlp: Block, moe: Block) -> list[LayerConfig]:
+def standard_layers(mixers: Iterable[Block], routed: Iterable[bool], mlp: Block, moe: Block) -> list[LayerConfig]:
     """Standard layers, with experts where `routed` says so."""
-    return [standard_layer(attention, moe if sparse else mlp) for attention, sparse in zip(attentions, routed, strict=True)]
+    return [standard_layer(mixer, moe if sparse else mlp) for mixer, sparse in zip(mixers, routed, strict=True)]
 
 
 def sparse_layers(reader: ConfigReader, *, dense: int) -> list[bool]:
