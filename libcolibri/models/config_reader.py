@@ -110,6 +110,10 @@ class ConfigReader:
         self.raw, self.family = raw, family
         self._read: set[str] = set()
 
+    def with_defaults(self, **defaults: Any) -> "ConfigReader":
+        """A reader for a family whose published configs leave out what its class has as defaults."""
+        return ConfigReader({**defaults, **self.raw}, self.family)
+
     def has(self, key: str) -> bool:
         """Whether `key` is present and not null; does not count as reading it."""
         return self.raw.get(key) is not None

@@ -8,13 +8,51 @@ from typing import Any
 
 from ..config import ModelConfig
 from ..errors import ConfigError
-from . import dots1, hy_v3, lfm2, lfm2_moe, llama, mistral, mixtral, nemotron_h, olmoe, qwen2, qwen2_moe, qwen3, qwen3_moe
+from . import (
+    dots1,
+    gemma2,
+    gemma3,
+    hy_v3,
+    lfm2,
+    lfm2_moe,
+    llama,
+    mistral,
+    mixtral,
+    nemotron_h,
+    olmo2,
+    olmoe,
+    phi3,
+    qwen2,
+    qwen2_moe,
+    qwen3,
+    qwen3_moe,
+    smollm3,
+)
 from .config_reader import HARMLESS, ConfigReader
 from .family import Family
 
 FAMILIES: dict[str, Family] = {
     module.FAMILY.name: module.FAMILY
-    for module in (dots1, hy_v3, lfm2, lfm2_moe, llama, mistral, mixtral, nemotron_h, olmoe, qwen2, qwen2_moe, qwen3, qwen3_moe)
+    for module in (
+        dots1,
+        gemma2,
+        gemma3,
+        hy_v3,
+        lfm2,
+        lfm2_moe,
+        llama,
+        mistral,
+        mixtral,
+        nemotron_h,
+        olmo2,
+        olmoe,
+        phi3,
+        qwen2,
+        qwen2_moe,
+        qwen3,
+        qwen3_moe,
+        smollm3,
+    )
 }
 
 # Families that people have, and what of theirs has no equations here.
