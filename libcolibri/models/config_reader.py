@@ -22,6 +22,7 @@ HARMLESS = frozenset(
         "attn_implementation",
         "begin_suppress_tokens",
         "bad_words_ids",
+        "cache_implementation",
         "chunk_size_feed_forward",
         "cross_attention_hidden_size",
         "decoder_start_token_id",

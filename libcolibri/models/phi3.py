@@ -11,6 +11,7 @@ def parse(reader: ConfigReader) -> ModelConfig:
     mlp = common.mlp(reader)
     for key in ("attention_bias", "mlp_bias", "lm_head_bias"):
         reader.only(key, False)
+    reader.value("auto_map", None)  # names the authors' own code, which this stands in for
     attentions = common.attentions(
         common.every_layer_window(reader, default=None), **common.attention_fields(reader, eps=1e-5, partial=1.0)
     )

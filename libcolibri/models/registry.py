@@ -31,29 +31,27 @@ from . import (
 from .config_reader import HARMLESS, ConfigReader
 from .family import Family
 
-FAMILIES: dict[str, Family] = {
-    module.FAMILY.name: module.FAMILY
-    for module in (
-        dots1,
-        gemma2,
-        gemma3,
-        hy_v3,
-        lfm2,
-        lfm2_moe,
-        llama,
-        mistral,
-        mixtral,
-        nemotron_h,
-        olmo2,
-        olmoe,
-        phi3,
-        qwen2,
-        qwen2_moe,
-        qwen3,
-        qwen3_moe,
-        smollm3,
-    )
-}
+_MODULES = (
+    dots1,
+    gemma2,
+    gemma3,
+    hy_v3,
+    lfm2,
+    lfm2_moe,
+    llama,
+    mistral,
+    mixtral,
+    nemotron_h,
+    olmo2,
+    olmoe,
+    phi3,
+    qwen2,
+    qwen2_moe,
+    qwen3,
+    qwen3_moe,
+    smollm3,
+)
+FAMILIES: dict[str, Family] = {module.FAMILY.name: module.FAMILY for module in _MODULES}
 
 # Families that people have, and what of theirs has no equations here.
 MISSING: dict[str, str] = {}
@@ -64,7 +62,12 @@ BESIDE_TEXT = HARMLESS | frozenset(
         "audio_config",
         "audio_token_id",
         "audio_token_index",
+        "boa_token_id",
+        "boi_token_id",
         "boi_token_index",
+        "eoa_token_id",
+        "eoa_token_index",
+        "eoi_token_id",
         "eoi_token_index",
         "ignore_index",
         "image_grid_pinpoints",
@@ -72,6 +75,7 @@ BESIDE_TEXT = HARMLESS | frozenset(
         "image_token_id",
         "image_token_index",
         "is_encoder_decoder",
+        "mm_tokens_per_image",
         "model_type",
         "multimodal_projector_bias",
         "projector_hidden_act",
