@@ -177,9 +177,9 @@ def sliding_flags(reader: ConfigReader, types: Any) -> list[bool]:
     return [t == "sliding_attention" for t in types]
 
 
-def standard_layers(attentions: Iterable[Attention], routed: Iterable[bool], mlp: Block, moe: Block) -> list[LayerConfig]:
+def standard_layers(mixers: Iterable[Block], routed: Iterable[bool], mlp: Block, moe: Block) -> list[LayerConfig]:
     """Standard layers, with experts where `routed` says so."""
-    return [standard_layer(attention, moe if sparse else mlp) for attention, sparse in zip(attentions, routed, strict=True)]
+    return [standard_layer(mixer, moe if sparse else mlp) for mixer, sparse in zip(mixers, routed, strict=True)]
 
 
 def sparse_layers(reader: ConfigReader, *, dense: int) -> list[bool]:
@@ -203,7 +203,7 @@ def deepseek_moe(reader: ConfigReader, *, num_experts: str = "n_routed_experts",
     reader.only("scoring_func", "sigmoid")
     reader.only("topk_method", "noaux_tc")
     width, count = reader.integer("moe_intermediate_size"), reader.integer(shared, None, least=0)
-    rule = {
+    rule: dict[str, Any] = {
         "score": "sigmoid", "choice_bias": True, "normalise": reader.flag("norm_topk_prob", True), "eps": 1e-20,
         "scale": reader.number("routed_scaling_factor", None) or 1.0, "groups": reader.integer("n_group", None) or 1,
         "kept_groups": reader.integer("topk_group", None) or 1, "group_score": "top2",

@@ -71,6 +71,8 @@ def _parse(reader: ConfigReader, key: str, scaling: dict, max_positions: int, th
         "theta": rope.number("rope_theta", None) or reader.number("rope_theta", None) or theta,
         "partial_rotary_factor": _partial(reader, rope, kind, partial),
     }
+    for sections in ("mrope_section", "mrope_interleaved"):  # which columns count rows and columns of a picture: all count tokens in text
+        rope.value(sections, None)
     original = reader.integer("original_max_position_embeddings", None) or rope.integer("original_max_position_embeddings", None)
     rope.value("original_max_position_embeddings", None)
     fields |= _SCALED[kind](rope, original or max_positions, max_positions)
