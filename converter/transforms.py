@@ -26,7 +26,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from libcolibri.config import ModelConfig
+from libcolibri.config import LayerConfig, ModelConfig
 from libcolibri.errors import SourceError
 from libcolibri.models.family import Rule
 
@@ -89,15 +89,20 @@ class Transformer:
 
     def _steps(self, names: list[str], rule: Rule, tensor: SourceTensor) -> list[SourceTensor]:
         if rule.order is not None:
-            layer = _LAYER.match(names[0])
-            if layer is None or self.config is None:
-                raise ValueError(f"a row order needs a layer, {names[0]!r} has none")
-            tensor = _take(tensor, np.asarray(rule.order(self.config.layers[int(layer[1])])))
+            tensor = _take(tensor, np.asarray(rule.order(self._layer_of(names[0]))))
+        if rule.columns is not None:
+            tensor = _take_columns(tensor, np.asarray(rule.columns(self._layer_of(names[0]))))
         rows = [self.shapes[name][0] if name in self.shapes else None for name in names]
         tensors = [tensor]
         for step in rule.transform.split():
             tensors = [made for one in tensors for made in STEPS[step](one, rows)]
         return [_matrix(made) for made in tensors]
+
+    def _layer_of(self, name: str) -> LayerConfig:
+        layer = _LAYER.match(name)
+        if layer is None or self.config is None:
+            raise ValueError(f"an order needs a layer, {name!r} has none")
+        return self.config.layers[int(layer[1])]
 
 
 def _matrix(tensor: SourceTensor) -> SourceTensor:
@@ -118,6 +123,13 @@ def _take(tensor: SourceTensor, order: np.ndarray) -> SourceTensor:
     if sorted(order.tolist()) != list(range(length)):
         raise ValueError(f"the config says {len(order)} rows")
     return _elements(tensor, order) if len(tensor.shape) == 1 else _matrix(tensor).reordered(order)
+
+
+def _take_columns(tensor: SourceTensor, order: np.ndarray) -> SourceTensor:
+    """Columns of a matrix in another order, of any type: values that share a scale are read as float32."""
+    if sorted(order.tolist()) != list(range(tensor.cols)):
+        raise ValueError(f"the config says {len(order)} columns")
+    return _mapped(lambda w: w[:, order], tensor, [])[0]
 
 
 def _elements(vector: SourceTensor, index: RowIndex) -> SourceTensor:

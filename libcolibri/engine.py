@@ -19,8 +19,10 @@ import numpy as np
 from .config import ModelConfig
 from .cpus import usable_cores
 from .errors import ColibriError, ConfigError, FormatError, MemoryBudgetError
+from .eviction import DEFAULT_POLICY
 from .expert_cache import ExpertCache, check_floor, floor_bytes
 from .expert_store import ExpertStore
+from .expert_trace import TraceWriter
 from .format import Manifest, check_files, read_manifest
 from .loader import dense_bytes, load_weights
 from .memory_plan import CacheBudget, MemoryPlan, Needs, available_memory, choose_context, parse_budget, plan_memory, size_text
@@ -110,6 +112,8 @@ class Engine:
         on_progress: Progress | None = None,
         *,
         prefill_chunk: int | None = None,
+        expert_policy: str = "auto",
+        trace: str | Path | None = None,
         parts: Parts | None = None,
     ) -> Self:
         """Load a model directory.
@@ -121,6 +125,8 @@ class Engine:
         preload          fill the expert cache before returning
         on_progress      called as on_progress(what, done, total)
         prefill_chunk    prompt tokens between two looks at `cancel`; more is faster when experts are streamed
+        expert_policy    which expert leaves a full cache first: "auto", or a name of eviction.POLICIES
+        trace            file to write, anew: which experts each pass used (expert_trace.py); nothing for a dense model
         parts            replacements for tests
 
         Raises FormatError, ConfigError, MemoryBudgetError, TokenizerError, TemplateError; nothing stays open then.
@@ -140,13 +146,13 @@ class Engine:
         plan = _plan(manifest, config, parts, budget, context_length, chunk, threads)
         engine = cls(path, manifest, config, plan, threads, chunk, parts)
         try:
-            engine._load(on_progress, preload)
+            engine._load(on_progress, preload, DEFAULT_POLICY if expert_policy == "auto" else expert_policy, trace)
         except BaseException:
             engine.close()
             raise
         return engine
 
-    def _load(self, on_progress: Progress | None, preload: bool) -> None:
+    def _load(self, on_progress: Progress | None, preload: bool, policy: str, trace: str | Path | None) -> None:
         with ThreadPoolExecutor(1) as pool:  # a vocabulary takes as long to parse as the weights to read
             loading = pool.submit(self._load_tokenizer)
             weights = load_weights(self.path, self.manifest, self.config, on_progress)
@@ -155,7 +161,8 @@ class Engine:
             # The system's copy of the files is a welcome second cache while all of it fits into what is left, and a burden otherwise.
             store = ExpertStore(self.path, self.manifest, drop_page_cache=self.plan.experts_total > self.plan.free)
             self._closing.callback(store.close)
-            self.experts = ExpertCache(store, self.plan.experts, self.config.num_experts_per_tok)
+            writer = None if trace is None else self._closing.enter_context(_open_trace(Path(trace), store))
+            self.experts = ExpertCache(store, self.plan.experts, self.config.num_experts_per_tok, policy=policy, trace=writer)
             if preload:
                 self.experts.preload(on_progress)
         team = self.parts.team(self.threads)
@@ -245,6 +252,13 @@ class Engine:
 
     def __exit__(self, *exc: object) -> None:
         self.close()
+
+
+def _open_trace(path: Path, store: ExpertStore) -> TraceWriter:
+    try:
+        return TraceWriter(path, store.expert_bytes, store.num_experts)
+    except OSError as error:
+        raise ConfigError(f"trace {path}: cannot be written ({error.strerror}); give a path in a folder that can be") from error
 
 
 def _check_settings(threads: int | None, prefetch: str | bool, prefill_chunk: int | None) -> None:

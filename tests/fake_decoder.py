@@ -97,7 +97,7 @@ class FakeDecoder:
         first = state.n_tok
         state.n_tok += len(token_ids)
         if self.experts is not None:
-            self.experts.clock[0] += 1
+            self.experts.begin_pass()
             self._use_experts(token_ids)
         rows = [toy_logits(state.seen[: i + 1], self.config.vocab_size) for i in range(first, state.n_tok)] if logits != "none" else []
         self.inside -= 1

@@ -92,7 +92,7 @@ class Block(ABC):
         return None
 
     def ropes(self) -> tuple[tuple[RopeConfig, int], ...]:
-        """Rotary embeddings whose tables `record` uses, each with the columns of a head."""
+        """Rotary embeddings whose tables `record` uses, each with the columns that turn."""
         return ()
 
     def scratch_bytes(self, hidden_size: int, context_length: int) -> int:

@@ -40,7 +40,8 @@ class Site:
     ids         int64 (tokens,): the tokens of this run
     states      int64 (layers, 8): state descriptors (models/state.py), rewritten before every run
     kv_dtype    element type of keys and values
-    rope_table  (RopeConfig, head_dim) -> float32 (positions, rotary columns): cosines, then sines
+    rope_table  (RopeConfig, rotary columns) -> float32 (positions, rotary columns): cosines, then sines
+    context_length  positions of a timeline
     experts     layout of the layer's routed experts; `moe` and `resident` are there with it
     faults      operation at which a replay may stop for missing experts -> operation to resume at
     """
@@ -57,6 +58,7 @@ class Site:
     states: np.ndarray
     kv_dtype: np.dtype
     rope_table: Callable[[RopeConfig, int], np.ndarray]
+    context_length: int
     experts: ExpertLayout | None = None
     moe: "MoeState | None" = None
     resident: ResidentExperts | None = None

@@ -3,7 +3,6 @@
 In: a `ConfigReader`. Out: arguments for blocks and `ModelConfig`.
 """
 
-import math
 from collections.abc import Iterable
 from typing import Any
 
@@ -14,9 +13,9 @@ from ..blocks.moe import MoE
 from ..blocks.router import Router
 from ..config import LayerConfig, ModelConfig, standard_layer
 from ..errors import ConfigError
-from ..rope import ROPE_TYPES, RopeConfig
 from .config_reader import ConfigReader
 from .family import Rule
+from .rope_config import read_rope
 
 SHARED_EXPERTS = Rule(r"(.*\.mlp)\.(?:shared_experts|shared_mlp)\.(.*)", r"\1.shared_expert.\2")
 
@@ -54,15 +53,20 @@ def norm_eps(reader: ConfigReader, default: float = 1e-6) -> float:
     return float(reader.number("rms_norm_eps", default))
 
 
-def attention_fields(reader: ConfigReader, *, eps: float = 1e-6, head_dim: int | None = None, theta: float = 10000.0) -> dict[str, Any]:
-    """Arguments of `Attention` that mean the same in every family; `eps`, `head_dim` and `theta` are the family's defaults."""
+def attention_fields(
+    reader: ConfigReader, *, eps: float = 1e-6, head_dim: int | None = None, theta: float = 10000.0, partial: float | None = None
+) -> dict[str, Any]:
+    """Arguments of `Attention` that mean the same in every family.
+
+    eps, head_dim, theta, partial   the family's defaults; without `partial`, the share of columns that turn, all do
+    """
     hidden_size, heads = reader.integer("hidden_size"), reader.integer("num_attention_heads")
     dim = reader.integer("head_dim", head_dim) if reader.has("head_dim") or head_dim else _derived_head_dim(reader, hidden_size, heads)
     return {
         "num_attention_heads": heads,
         "num_key_value_heads": _key_value_heads(reader, heads),
         "head_dim": dim,
-        "rope": read_rope(reader, reader.integer("max_position_embeddings"), theta),
+        "rope": read_rope(reader, reader.integer("max_position_embeddings"), theta, partial=partial),
         "eps": norm_eps(reader, eps),
     }
 
@@ -93,62 +97,6 @@ def _key_value_heads(reader: ConfigReader, heads: int) -> int:
     if reader.family in ("llama", "olmoe") or "num_key_value_heads" in reader.raw:
         return reader.integer("num_key_value_heads", None) or heads
     return reader.integer("num_key_value_heads")
-
-
-def read_rope(reader: ConfigReader, max_positions: int, theta: float) -> RopeConfig:
-    """`rope_parameters` (new spelling) or `rope_theta` + `rope_scaling` (published one); refuses types and keys without equations here."""
-    if reader.has("rope_parameters") and reader.has("rope_scaling"):
-        raise ConfigError(f"{reader.family} config: both rope_parameters and rope_scaling are given; remove one")
-    key = "rope_parameters" if reader.has("rope_parameters") else "rope_scaling"
-    scaling = {name: reader.value(name, None) for name in ("rope_parameters", "rope_scaling")}[key]
-    if scaling is not None and not isinstance(scaling, dict):
-        raise reader.refusal(key, scaling, "an object or null")
-    rope = ConfigReader(dict(scaling or {}), f"{reader.family} {key}")
-    original = reader.integer("original_max_position_embeddings", None)
-    parsed = _parse_rope(rope, reader.number("rope_theta", None) or theta, original, max_positions)
-    rope.finish()
-    return parsed
-
-
-def _parse_rope(rope: ConfigReader, theta: float, original: int | None, max_positions: int) -> RopeConfig:
-    kind = rope.value(rope.either("type", "rope_type"), "default")
-    theta = rope.number("rope_theta", theta)
-    rope.only("partial_rotary_factor", 1.0, None)
-    if kind not in ROPE_TYPES:
-        raise ConfigError(f"{rope.family}: rope_type={kind!r} is not supported, only {', '.join(ROPE_TYPES)}")
-    if kind == "default":
-        # A stray factor is ignored by transformers for this type, so it changes nothing.
-        rope.value("factor", None)
-        return RopeConfig(theta=theta)
-    factor = rope.number("factor")
-    if kind == "linear":
-        return RopeConfig(type=kind, theta=theta, factor=factor)
-    original = original or rope.integer("original_max_position_embeddings", None) or max_positions
-    rope.value("original_max_position_embeddings", None)
-    if kind == "llama3":
-        return RopeConfig(
-            type=kind, theta=theta, factor=factor, original_max_position_embeddings=original,
-            low_freq_factor=rope.number("low_freq_factor"), high_freq_factor=rope.number("high_freq_factor"),
-        )  # fmt: skip
-    return RopeConfig(
-        type=kind, theta=theta, factor=factor, original_max_position_embeddings=original,
-        beta_fast=rope.number("beta_fast", None) or 32.0, beta_slow=rope.number("beta_slow", None) or 1.0,
-        truncate=rope.flag("truncate", True), attention_factor=_yarn_attention_factor(rope, factor),
-    )  # fmt: skip
-
-
-def _yarn_attention_factor(rope: ConfigReader, factor: float) -> float:
-    """0.1 * mscale * ln(factor) + 1, as the YaRN paper has it, unless the config states the number."""
-
-    def scale(mscale: float) -> float:
-        return 1.0 if factor <= 1.0 else 0.1 * mscale * math.log(factor) + 1.0
-
-    stated, mscale, mscale_all_dim = rope.number("attention_factor", None), rope.number("mscale", None), rope.number("mscale_all_dim", None)
-    if stated is not None:
-        if stated <= 0.0:
-            raise rope.refusal("attention_factor", stated, "a number above 0")
-        return stated
-    return scale(mscale) / scale(mscale_all_dim) if mscale and mscale_all_dim else scale(1.0)
 
 
 def every_layer_window(reader: ConfigReader, *, default: int | None) -> list[int | None]:
@@ -202,9 +150,9 @@ def sliding_flags(reader: ConfigReader, types: Any) -> list[bool]:
     return [t == "sliding_attention" for t in types]
 
 
-def standard_layers(attentions: Iterable[Attention], routed: Iterable[bool], mlp: Block, moe: Block) -> list[LayerConfig]:
+def standard_layers(mixers: Iterable[Block], routed: Iterable[bool], mlp: Block, moe: Block) -> list[LayerConfig]:
     """Standard layers, with experts where `routed` says so."""
-    return [standard_layer(attention, moe if sparse else mlp) for attention, sparse in zip(attentions, routed, strict=True)]
+    return [standard_layer(mixer, moe if sparse else mlp) for mixer, sparse in zip(mixers, routed, strict=True)]
 
 
 def sparse_layers(reader: ConfigReader, *, dense: int) -> list[bool]:
@@ -228,7 +176,7 @@ def deepseek_moe(reader: ConfigReader, *, num_experts: str = "n_routed_experts",
     reader.only("scoring_func", "sigmoid")
     reader.only("topk_method", "noaux_tc")
     width, count = reader.integer("moe_intermediate_size"), reader.integer(shared, None, least=0)
-    rule = {
+    rule: dict[str, Any] = {
         "score": "sigmoid", "choice_bias": True, "normalise": reader.flag("norm_topk_prob", True), "eps": 1e-20,
         "scale": reader.number("routed_scaling_factor", None) or 1.0, "groups": reader.integer("n_group", None) or 1,
         "kept_groups": reader.integer("topk_group", None) or 1, "group_score": "top2",

@@ -9,6 +9,7 @@ at an expert fault; the missing experts are brought in and it resumes there.
 """
 
 import threading
+from collections.abc import Mapping
 from typing import Protocol
 
 import numpy as np
@@ -31,6 +32,12 @@ LOGITS_CHUNK_TOK = 32  # tokens whose logits are computed at once
 
 class Experts(ResidentExperts, Protocol):
     """The expert cache as the decoder uses it."""
+
+    def begin_pass(self) -> None:
+        """A forward pass begins."""
+
+    def end_pass(self, routed: Mapping[int, np.ndarray]) -> None:
+        """A forward pass has ended. routed: by layer, the experts of each token, int64 (T, K)."""
 
     def bring_in(self, layer: int, expert_ids: np.ndarray) -> None:
         """Make at least one of the experts resident, as many as fit; others of any layer may be evicted."""
@@ -92,6 +99,7 @@ class Decoder:
         self._ids = np.zeros(self.max_chunk_tok, np.int64)
         self._descriptors = np.zeros((config.num_hidden_layers, 8), np.int64)
         self._rope_tables: dict[tuple[RopeConfig, int], np.ndarray] = {}
+        self._moe_layers = {i: s.block for i, layer in enumerate(config.layers) for s in layer.sublayers if isinstance(s.block, MoE)}
         self.buffers = Buffers(config, self.max_chunk_tok)
         self._record_programs()
 
@@ -100,7 +108,7 @@ class Decoder:
         """Bytes that a decoder needs beside weights, states and experts, before one is made."""
         head = LOGITS_CHUNK_TOK * (padded(config.hidden_size) + padded(config.vocab_size)) * 4
         ropes = {kind for block in config.blocks for kind in block.ropes()}
-        rope = sum(context_length * head_dim * 4 for _, head_dim in ropes)
+        rope = sum(context_length * columns * 4 for _, columns in ropes)
         return Buffers.bytes_for(config, max_chunk_tok) + head + rope + 4 * threads * _scratch_bytes(config, context_length)
 
     def new_state(self, context_length: int | None = None) -> SequenceState:
@@ -109,9 +117,12 @@ class Decoder:
 
     def routing(self, layer: int) -> tuple[np.ndarray, np.ndarray]:
         """Expert ids (T, K) int64 and weights (T, K) float32 that `layer` chose in the last call of forward."""
-        block = next(sub.block for sub in self.config.layers[layer].sublayers if isinstance(sub.block, MoE))
-        state, n = self.buffers.moe[block], int(self._n_tok[0])
+        state, n = self.buffers.moe[self._moe_layers[layer]], int(self._n_tok[0])
         return state.ids[layer, :n].copy(), state.weights[layer, :n].copy()
+
+    def _routed(self, n_tok: int) -> dict[int, np.ndarray]:
+        """By layer, the experts (T, K) that the last call of forward used; views."""
+        return {layer: self.buffers.moe[block].ids[layer, :n_tok] for layer, block in self._moe_layers.items()}
 
     @property
     def expert_counters(self) -> np.ndarray:
@@ -132,9 +143,11 @@ class Decoder:
             self._n_tok[0], self._start[0], self._ids[:n] = n, state.n_tok, token_ids
             self._descriptors[:] = state.descriptors
             if self.experts is not None:
-                self.experts.clock[0] += 1
+                self.experts.begin_pass()
             with state.appending(n):
                 self._run(self._step if n == 1 else self._chunk)
+            if self.experts is not None:
+                self.experts.end_pass(self._routed(n))
             if logits == "none":
                 return None
             if logits == "last":
@@ -200,7 +213,7 @@ class Decoder:
             layer=layer, weights=weights.fields, x=b.x, norm=weights.input_norm, out=b.x if in_place else b.out,
             onto=b.x if in_place else None, start=self._start, ids=self._ids, states=self._descriptors, kv_dtype=self.kv_dtype,
             buffers={name: b.rows[name, cols] for name, cols in sub.block.rows(self.config.hidden_size).items()},
-            rope_table=self._rope_table, experts=weights.experts, moe=moe, resident=self.experts,
+            rope_table=self._rope_table, context_length=self.context_length, experts=weights.experts, moe=moe, resident=self.experts,
         )  # fmt: skip
         sub.block.record(r, site)
         if not in_place:
@@ -208,12 +221,12 @@ class Decoder:
         if moe is not None:
             recorded.faults |= {at: (layer, moe, resume) for at, resume in site.faults.items()}
 
-    def _rope_table(self, rope: RopeConfig, head_dim: int) -> np.ndarray:
+    def _rope_table(self, rope: RopeConfig, columns: int) -> np.ndarray:
         """float32 (context_length, columns): cosines, then sines; one table for all layers that turn alike."""
-        if (rope, head_dim) not in self._rope_tables:
-            table = np.concatenate(rope_tables(rope, head_dim, self.context_length), axis=1)
-            self._rope_tables[rope, head_dim] = np.ascontiguousarray(table)
-        return self._rope_tables[rope, head_dim]
+        if (rope, columns) not in self._rope_tables:
+            table = np.concatenate(rope_tables(rope, columns, self.context_length), axis=1)
+            self._rope_tables[rope, columns] = np.ascontiguousarray(table)
+        return self._rope_tables[rope, columns]
 
     def _record_head(self, max_tok: int) -> "_Recorded":
         """Logits of the final norm of _head_x."""

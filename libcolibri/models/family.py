@@ -6,8 +6,12 @@ A family file holds one `FAMILY` and the function that turns its config into blo
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from ..config import LayerConfig, ModelConfig
 from .config_reader import ConfigReader
+
+Order = Callable[[LayerConfig], Sequence[int] | np.ndarray]
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,12 +23,14 @@ class Rule:
                 cut up; {} in them for the number of an expert where the tensor holds all of them
     transform   steps of converter/transforms.py, with spaces between; "" for nothing
     order       of a layer's config: which stored row is row 0, 1, ... of the tensor that the steps get; for a vector, which element
+    columns     of a layer's config: which stored column is column 0, 1, ... of it
     """
 
     pattern: str
     to: str
     transform: str = ""
-    order: Callable[[LayerConfig], Sequence[int]] | None = None
+    order: Order | None = None
+    columns: Order | None = None
 
 
 @dataclass(frozen=True, slots=True)

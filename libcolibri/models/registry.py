@@ -8,13 +8,46 @@ from typing import Any
 
 from ..config import ModelConfig
 from ..errors import ConfigError
-from . import dots1, hy_v3, llama, mistral, mixtral, olmoe, qwen2, qwen2_moe, qwen3, qwen3_moe
+from . import (
+    dots1,
+    hy_v3,
+    lfm2,
+    lfm2_moe,
+    llama,
+    mistral,
+    mixtral,
+    nemotron_h,
+    olmoe,
+    qwen2,
+    qwen2_moe,
+    qwen3,
+    qwen3_5,
+    qwen3_5_moe,
+    qwen3_moe,
+    qwen3_next,
+)
 from .config_reader import HARMLESS, ConfigReader
 from .family import Family
 
-FAMILIES: dict[str, Family] = {
-    module.FAMILY.name: module.FAMILY for module in (dots1, hy_v3, llama, mistral, mixtral, olmoe, qwen2, qwen2_moe, qwen3, qwen3_moe)
-}
+_MODULES = (
+    dots1,
+    hy_v3,
+    lfm2,
+    lfm2_moe,
+    llama,
+    mistral,
+    mixtral,
+    nemotron_h,
+    olmoe,
+    qwen2,
+    qwen2_moe,
+    qwen3,
+    qwen3_5,
+    qwen3_5_moe,
+    qwen3_moe,
+    qwen3_next,
+)
+FAMILIES: dict[str, Family] = {module.FAMILY.name: module.FAMILY for module in _MODULES}
 
 # Families that people have, and what of theirs has no equations here.
 MISSING: dict[str, str] = {}

@@ -127,7 +127,7 @@ def test_nested_text_config():
         ("llama", {"num_key_value_heads": 3}, "no multiple"),
         ("llama", {"rope_scaling": {"type": "linear", "factor": 2.0}}, "both rope_parameters and rope_scaling"),
         ("llama", {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, "rope_type='dynamic'"),
-        ("llama", {"rope_parameters": {"rope_type": "longrope", "factor": 2.0}}, "rope_type='longrope'"),
+        ("llama", {"rope_parameters": {"rope_type": "longrope", "factor": 2.0}}, "short_factor is missing"),
         ("llama", {"rope_parameters": {"rope_type": "linear"}}, "factor is missing"),
         ("llama", {"rope_parameters": {"rope_type": "default", "mrope_section": [1, 2]}}, "mrope_section"),
         ("llama", {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.25}}, "partial_rotary_factor"),

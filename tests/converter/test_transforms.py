@@ -30,6 +30,11 @@ def apply(values, to: str, transform: str, shapes=None, make=stored, order=None)
 W = np.random.default_rng(0).standard_normal((6, 4)).astype(np.float32)
 E = np.random.default_rng(1).standard_normal((3, 6, 4)).astype(np.float32)
 
+LLAMA = {
+    "model_type": "llama", "vocab_size": 8, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 1, "intermediate_size": 8,
+    "max_position_embeddings": 8, "rms_norm_eps": 1e-5, "num_key_value_heads": 1,
+}  # fmt: skip
+
 
 @pytest.mark.parametrize("make", [stored, lazy])
 def test_steps_on_one_tensor(make):
@@ -76,11 +81,7 @@ def test_fused_experts_need_no_rule_of_the_family():
 
 
 def test_an_order_depends_on_the_layer():
-    raw = {
-        "model_type": "llama", "vocab_size": 8, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 1, "intermediate_size": 8,
-        "max_position_embeddings": 8, "rms_norm_eps": 1e-5, "num_key_value_heads": 1,
-    }  # fmt: skip
-    config = parse_config(raw)
+    config = parse_config(LLAMA)
     reverse = Rule(r"(.*)\.w", r"\1.v", "", lambda layer: range(5, -1, -1) if layer is config.layers[1] else range(6))
     transformer = Transformer((reverse,), config, {})
     for values in (W, W[:, 0]):
@@ -88,6 +89,16 @@ def test_an_order_depends_on_the_layer():
         assert np.array_equal(made.read().reshape(values.shape), values[::-1])
     with pytest.raises(SourceError, match="says 6 rows"):
         transformer.apply("model.layers.1.w", stored(W[:5]))
+
+
+def test_columns_in_another_order():
+    config = parse_config(LLAMA)
+    transformer = Transformer((Rule(r"(.*)\.w", r"\1.v", columns=lambda layer: [1, 0, 3, 2]),), config, {})
+    for make in (stored, lazy):
+        made = transformer.apply("model.layers.1.w", make(W))["model.layers.1.v"]
+        assert np.array_equal(made.read(1, 4), W[1:4, [1, 0, 3, 2]])
+    with pytest.raises(SourceError, match="says 4 columns"):
+        transformer.apply("model.layers.1.w", stored(W[:, :3]))
 
 
 def test_blocks_stay_blocks_where_only_rows_move():
