@@ -11,8 +11,6 @@ from libcolibri.safetensors_header import build_header, read_header
 
 _RNG = np.random.default_rng(0)
 CODES = (_RNG.integers(0, 127, 4096) + 128 * _RNG.integers(0, 2, 4096)).astype(np.uint8)  # no NaN
-    np.uint8
-)
 
 
 def read(path, tensors, quantization):
