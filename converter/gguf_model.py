@@ -17,7 +17,7 @@ from libcolibri.errors import SourceError
 from .gguf import GgufFile, GgufTensor, read_gguf
 from .gguf_config import ARCHITECTURES, config_from_metadata
 from .names import expected_tensors, match_tensors, recognise, skip_reason
-from .source import Source, SourceTensor, expert_slices, tensor_from_bytes
+from .source import KEEP, Source, SourceTensor, expert_slices, tensor_from_bytes
 from .tokenizers import files_from_gguf
 
 DECODER_NAMES = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
@@ -85,7 +85,7 @@ def open_gguf(path: Path) -> Source:
     fingerprint = {"name": path.name, "bytes": status.st_size, "header_sha256": file.header_sha256}
     state = json.dumps([fingerprint, status.st_mtime_ns])
     metadata = file.metadata
-    return Source(path, kind, family, config, tensors, tuple(skipped), True, fingerprint, state, lambda: files_from_gguf(path, metadata))
+    return Source(path, kind, family, config, tensors, tuple(skipped), KEEP, fingerprint, state, lambda: files_from_gguf(path, metadata))
 
 
 def _collect(file: GgufFile, context: _Context) -> tuple[dict[str, SourceTensor], dict[str, str], list[str]]:

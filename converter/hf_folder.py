@@ -44,8 +44,10 @@ def open_folder(folder: Path) -> Source:
     kept, skipped = _leave_out(slots, kind, config, transformer)
     found, aliases = _collect(stored_tensors(kept, quantization), kind, transformer, folder)
     tensors = match_tensors(found, expected, aliases, folder)
+    # Eight bits hold FP8 weights with an error far below theirs, and embedders are small; everything else fits better in four.
+    recipe = "q8_0" if quantization.method or kind == "encoder" else "q4_k_m"
     fingerprint, state = _fingerprint(folder, shards)
-    return Source(folder, kind, family, config, tensors, tuple(skipped), False, fingerprint, state, lambda: files_from_folder(folder))
+    return Source(folder, kind, family, config, tensors, tuple(skipped), recipe, fingerprint, state, lambda: files_from_folder(folder))
 
 
 def _text_config(folder: Path) -> dict[str, Any]:

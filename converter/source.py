@@ -16,6 +16,7 @@ from libcolibri.errors import SourceError
 
 from .source_types import SOURCE_TYPES
 
+KEEP = "gguf"  # the recipe that keeps blocks as they are
 RowIndex = slice | np.ndarray
 
 
@@ -107,7 +108,7 @@ class Source:
     config        config.json's keys, or what a GGUF file says in those words
     tensors       canonical name -> SourceTensor, exactly the tensors of the family (names.py)
     skipped       names found and left out on purpose
-    quantized     the weights are already in blocks: without --quant they are kept bit for bit
+    recipe        what a conversion without --quant does: KEEP where the weights are in blocks already, else one of plan.RECIPES
     fingerprint   what identifies the checkpoint: name, size, sha256 of its headers
     state         fingerprint plus modification times: whether a partial conversion may go on
     tokenizer     () -> file name -> contents; SourceError when the checkpoint has none
@@ -119,7 +120,7 @@ class Source:
     config: dict[str, Any]
     tensors: Mapping[str, SourceTensor]
     skipped: tuple[str, ...]
-    quantized: bool
+    recipe: str
     fingerprint: dict[str, Any]
     state: str
     tokenizer: Callable[[], dict[str, bytes]] = field(repr=False)

@@ -31,10 +31,10 @@ from libcolibri.errors import SourceError
 from libcolibri.models.family import Rule
 
 from .source import LazyRows, RowIndex, SourceTensor, computed
+from .source_types import FLOATS
 
 _LAYER = re.compile(r"model\.layers\.(\d+)\.")
 EXPERT = "{}"
-FLOATS = ("f32", "f16", "bf16")
 # Layouts that many families share; a family's own rules come first.
 GENERAL_RULES = (
     Rule(r"(.*\.mlp\.experts)\.gate_up_proj(?:\.weight)?", r"\1.{}.gate_proj.weight \1.{}.up_proj.weight", "halves"),

@@ -13,6 +13,7 @@ from ..blocks.moe import MoE
 from ..blocks.router import Router
 from ..config import LayerConfig, ModelConfig, standard_layer
 from ..errors import ConfigError
+from ..rope import RopeConfig
 from .config_reader import ConfigReader
 from .family import Rule
 from .rope_config import read_rope
@@ -116,11 +117,11 @@ def attention_fields(
     eps, head_dim, theta, partial   the family's defaults; without `partial`, the share of columns that turn, all do
     """
     rope = read_rope(reader, reader.integer("max_position_embeddings"), theta, partial=partial)
-    return attention_sizes(reader, eps=eps, head_dim=head_dim) | {"rope": rope}
+    return {**head_fields(reader, eps=eps, head_dim=head_dim), "rope": rope}
 
 
-def attention_sizes(reader: ConfigReader, *, eps: float = 1e-6, head_dim: int | None = None) -> dict[str, Any]:
-    """As attention_fields, without the rotary embedding."""
+def head_fields(reader: ConfigReader, *, eps: float = 1e-6, head_dim: int | None = None) -> dict[str, Any]:
+    """`attention_fields` without the rotary embedding, which some families have for each layer type."""
     hidden_size, heads = reader.integer("hidden_size"), reader.integer("num_attention_heads")
     dim = reader.integer("head_dim", head_dim) if reader.has("head_dim") or head_dim else _derived_head_dim(reader, hidden_size, heads)
     return {
@@ -131,10 +132,25 @@ def attention_sizes(reader: ConfigReader, *, eps: float = 1e-6, head_dim: int | 
     }
 
 
+def ropes_by_layer(reader: ConfigReader, rope: RopeConfig) -> list[RopeConfig | None]:
+    """`rope`, or None in the layers that `no_rope_layers` marks 0; by default every `no_rope_layer_interval`-th has none."""
+    count, interval = num_layers(reader), reader.integer("no_rope_layer_interval", 4)
+    flags = reader.value("no_rope_layers", None) or [int((i + 1) % interval != 0) for i in range(count)]
+    if not isinstance(flags, list) or len(flags) != count or any(flag not in (0, 1) for flag in flags):
+        raise reader.refusal("no_rope_layers", flags, f"{count} entries, each 0 or 1")
+    return [rope if flag else None for flag in flags]
+
+
 def mlp(reader: ConfigReader, key: str = "intermediate_size", prefix: str = "mlp.", *, bias: bool = False) -> Mlp:
     """The dense block with silu."""
     reader.only("hidden_act", "silu", "swish")
     return Mlp(reader.integer(key), prefix, bias=bias)
+
+
+def gelu_mlp(reader: ConfigReader, width: int | None = None) -> Mlp:
+    """The dense block of the Gemma families; `width` in place of intermediate_size."""
+    reader.only(reader.either("hidden_act", "hidden_activation"), "gelu_pytorch_tanh")
+    return Mlp(width or reader.integer("intermediate_size"), activation="gelu_tanh")
 
 
 def attentions(windows: Iterable[int | None], **fields: Any) -> list[Attention]:
@@ -152,9 +168,8 @@ def _derived_head_dim(reader: ConfigReader, hidden_size: int, heads: int) -> int
 
 
 def _key_value_heads(reader: ConfigReader, heads: int) -> int:
-    # llama and olmoe mean "as many as query heads" when the key is absent; the others' class defaults (8, 32, 16, 4) fit one
-    # size each: refuse.
-    if reader.family in ("llama", "olmoe") or "num_key_value_heads" in reader.raw:
+    # These mean "as many as query heads" when the key is absent; the others' class defaults (8, 32, 16, 4) fit one size each: refuse.
+    if reader.family in ("llama", "olmo2", "olmoe", "phi3", "smollm3") or "num_key_value_heads" in reader.raw:
         return reader.integer("num_key_value_heads", None) or heads
     return reader.integer("num_key_value_heads")
 
@@ -212,6 +227,12 @@ def sliding_layers(reader: ConfigReader, *, default: Callable[[int], bool]) -> l
     """Which layers slide: `layer_types` says it, or in its absence `default`."""
     types = reader.value("layer_types", None)
     return [default(i) for i in range(num_layers(reader))] if types is None else sliding_flags(reader, types)
+
+
+def mixed_windows(reader: ConfigReader, *, pattern: int, window: int) -> list[int | None]:
+    """`sliding_window` (default `window`) in the layers that `layer_types` names, else in all but every pattern-th one."""
+    found = reader.integer("sliding_window", window)
+    return [found if slides else None for slides in sliding_layers(reader, default=lambda i: (i + 1) % pattern != 0)]
 
 
 def sliding_flags(reader: ConfigReader, types: Any) -> list[bool]:

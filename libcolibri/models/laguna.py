@@ -17,7 +17,7 @@ def parse(reader: ConfigReader) -> ModelConfig:
     """Reads a config of model_type "laguna"; without layer_types all layers are full, without mlp_layer_types only the first is dense."""
     reader.only("gating", *GATES)
     reader.only("moe_apply_router_weight_on_input", False)
-    fields, count = common.attention_sizes(reader), common.num_layers(reader)
+    fields, count = common.head_fields(reader), common.num_layers(reader)
     fields |= {"bias": (bias := reader.flag("attention_bias", False)), "out_bias": bias, "gate": GATES[reader.value("gating", True)]}
     ropes = read_layer_ropes(reader, reader.integer("max_position_embeddings"), THETAS, partial=1.0)
     heads = reader.value("num_attention_heads_per_layer", None) or [fields["num_attention_heads"]] * count

@@ -14,7 +14,7 @@ THETAS = {"full_attention": 500000.0, "sliding_attention": 10000.0}
 def parse(reader: ConfigReader) -> ModelConfig:
     """Reads a config of model_type "mellum"; without layer_types all layers are full, without mlp_layer_types all have experts."""
     common.ignore(reader, "mtp_layer_types", "mtp_mlp_layer_types", "num_mtp_layers")
-    bias, fields = reader.flag("attention_bias", False), common.attention_sizes(reader)
+    bias, fields = reader.flag("attention_bias", False), common.head_fields(reader)
     ropes = read_layer_ropes(reader, reader.integer("max_position_embeddings"), THETAS)
     fields |= {"qk_norm": "head", "bias": bias, "out_bias": bias}
     attentions = [

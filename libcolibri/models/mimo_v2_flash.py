@@ -12,7 +12,7 @@ THETAS = {"full_attention": 5000000.0, "sliding_attention": 10000.0}
 
 def parse(reader: ConfigReader) -> ModelConfig:
     """Reads a config of model_type "mimo_v2_flash"; without layer_types the first layer and every sixth are full."""
-    fields = common.attention_sizes(reader, eps=1e-5, head_dim=192)
+    fields = common.head_fields(reader, eps=1e-5, head_dim=192)
     ropes = read_layer_ropes(reader, reader.integer("max_position_embeddings"), THETAS, partial=0.334)
     fields |= {
         "v_head_dim": reader.integer("v_head_dim", 128), "bias": reader.flag("attention_bias", False),

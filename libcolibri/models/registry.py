@@ -11,6 +11,8 @@ from ..errors import ConfigError
 from . import (
     dots1,
     ernie4_5_moe,
+    gemma2,
+    gemma3,
     glm4_moe,
     gpt_oss,
     granite,
@@ -28,7 +30,9 @@ from . import (
     mistral,
     mixtral,
     nemotron_h,
+    olmo2,
     olmoe,
+    phi3,
     phimoe,
     qwen2,
     qwen2_moe,
@@ -37,6 +41,7 @@ from . import (
     qwen3_5_moe,
     qwen3_moe,
     qwen3_next,
+    smollm3,
 )
 from .config_reader import HARMLESS, ConfigReader
 from .family import Family
@@ -44,6 +49,8 @@ from .family import Family
 _MODULES = (
     dots1,
     ernie4_5_moe,
+    gemma2,
+    gemma3,
     glm4_moe,
     gpt_oss,
     granite,
@@ -61,7 +68,9 @@ _MODULES = (
     mistral,
     mixtral,
     nemotron_h,
+    olmo2,
     olmoe,
+    phi3,
     phimoe,
     qwen2,
     qwen2_moe,
@@ -70,6 +79,7 @@ _MODULES = (
     qwen3_5_moe,
     qwen3_moe,
     qwen3_next,
+    smollm3,
 )
 FAMILIES: dict[str, Family] = {module.FAMILY.name: module.FAMILY for module in _MODULES}
 
@@ -82,7 +92,12 @@ BESIDE_TEXT = HARMLESS | frozenset(
         "audio_config",
         "audio_token_id",
         "audio_token_index",
+        "boa_token_id",
+        "boi_token_id",
         "boi_token_index",
+        "eoa_token_id",
+        "eoa_token_index",
+        "eoi_token_id",
         "eoi_token_index",
         "ignore_index",
         "image_grid_pinpoints",
@@ -90,6 +105,7 @@ BESIDE_TEXT = HARMLESS | frozenset(
         "image_token_id",
         "image_token_index",
         "is_encoder_decoder",
+        "mm_tokens_per_image",
         "model_type",
         "multimodal_projector_bias",
         "projector_hidden_act",
