@@ -311,6 +311,11 @@ def expert_fields(reader: ConfigReader, *, normalise: bool = False) -> dict[str,
     }
 
 
+def hybrid_layer_types(names: Iterable[str]) -> list[str]:
+    """Layer types of models with state-space layers, older words replaced by the present ones."""
+    return [{"mamba": "linear_attention", "attention": "full_attention"}.get(name, name) for name in names]
+
+
 def granite_multipliers(reader: ConfigReader) -> dict[str, Any]:
     """Fields of `ModelConfig` in Granite's keys; logits are divided by logits_scaling."""
     multipliers = {name: reader.number(name, None) or 1.0 for name in ("embedding_multiplier", "residual_multiplier")}
@@ -324,13 +329,18 @@ def granite_attentions(reader: ConfigReader) -> list[Attention]:
 
 
 def granite_moe(reader: ConfigReader, shared: Mlp | None) -> ModelConfig:
-    """Granite with experts in every layer, weighed by a softmax over the chosen ones."""
+    """Granite with experts in every layer."""
+    moe = granite_experts(reader, shared)
+    return build(reader, [standard_layer(a, moe) for a in granite_attentions(reader)], **granite_multipliers(reader))
+
+
+def granite_experts(reader: ConfigReader, shared: Mlp | None) -> MoE:
+    """Experts weighed by a softmax over the chosen ones; intermediate_size is the width of one."""
     reader.only("hidden_act", "silu", "swish")
-    moe = MoE(
+    return MoE(
         num_experts=_num_experts(reader),
         num_experts_per_tok=reader.integer("num_experts_per_tok", 2),
         moe_intermediate_size=reader.integer("intermediate_size"),
         router=Router(score="chosen_softmax"),
         shared=shared,
     )
-    return build(reader, [standard_layer(a, moe) for a in granite_attentions(reader)], **granite_multipliers(reader))
