@@ -14,7 +14,8 @@ import numpy as np
 from .errors import TokenizerError
 from .pre_tokenizers import pre_tokenizer_by_name
 from .sentencepiece_model import unigram_model
-from .tokenizer import Tokenizer, parse_tokenizer_json
+from .tokenizer import Tokenizer
+from .tokenizer_json import parse_tokenizer_json
 from .tokenizer_pieces import METASPACE
 
 _NORMAL, _UNKNOWN, _CONTROL, _USER, _UNUSED, _BYTE = 1, 2, 3, 4, 5, 6
