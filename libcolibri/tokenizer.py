@@ -15,6 +15,7 @@ from .tokenizer_json import JsonEncoder, parse_tokenizer_json
 from .tokenizer_pieces import PieceTable
 from .tokenizer_sentencepiece import SentencePieceEncoder, unigram_encoder
 
+
 @contextmanager
 def _collector_paused() -> Iterator[None]:
     """No garbage collection: it would walk half a million new pairs again and again, which doubles the time of a large vocabulary."""

@@ -4,7 +4,6 @@ In: the parsed file. Out: an encoder; TokenizerError names whatever is not suppo
 """
 
 import json
-import threading
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -94,30 +93,23 @@ class JsonEncoder:
 def _model_of(tokenizer: Mapping[str, Any], control_ids: frozenset[int]) -> tuple[WordModel, "regex.Pattern[str] | None"]:
     """(the model, where its words may be cut further)."""
     model = tokenizer["model"]
-    vocab, unknown_id = model["vocab"], model["vocab"].get(model.get("unk_token"))
+    vocab, unknown = model["vocab"], model.get("unk_token")
     if model["type"] == "WordPiece":
-        return WordPieceModel(vocab, unknown_id, int(model.get("max_input_chars_per_word", 100)), control_ids), None
+        return WordPieceModel(vocab, unknown, int(model.get("max_input_chars_per_word", 100)), control_ids), None
     for key in ("continuing_subword_prefix", "end_of_word_suffix", "dropout"):
         if model.get(key):
             raise TokenizerError(f"has a BPE model with {key}={model[key]!r}, which is not supported")
-    pairs = _pairs(model.get("merges") or ())
-    byte_ids = [vocab.get(f"<0x{byte:02X}>") for byte in range(256)] if model.get("byte_fallback") else None
     bpe = BpeModel(
         vocab,
-        Merges(pairs, vocab),
+        Merges(model.get("merges") or (), vocab),
         whole_words=bool(model.get("ignore_merges")),
-        unknown_id=unknown_id,
+        unknown=unknown,
         fuse_unknown=bool(model.get("fuse_unk")),
-        byte_ids=byte_ids,
+        byte_fallback=bool(model.get("byte_fallback")),
         hidden=control_ids,
     )
     spaces_are_marked = not is_byte_level(tokenizer) and not model.get("ignore_merges")
     return bpe, word_starts(vocab) if spaces_are_marked else None
-
-
-def _pairs(merges: Sequence[Any]) -> Sequence[Sequence[str]]:
-    """Merges as pairs: files have "left right", or pairs since tokens may hold spaces."""
-    return [merge.split(" ") for merge in merges] if all(isinstance(merge, str) for merge in merges) else merges
 
 
 class _AddedTokens:

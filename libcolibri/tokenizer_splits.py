@@ -99,8 +99,8 @@ def _cut(pattern: "regex.Pattern[str]", behavior: str, invert: bool = False) -> 
     """Cut at the matches of a pattern (invert: at what is between them), by what becomes of these."""
     if behavior == "Isolated" or (behavior == "Removed" and invert):
         return _matches(pattern, gaps=behavior == "Isolated")
-    join = {"Removed": _removed, "MergedWithPrevious": _with_previous, "MergedWithNext": _with_next, "Contiguous": _contiguous}.get(behavior)
-    if join is None:
+    joins = {"Removed": _removed, "MergedWithPrevious": _with_previous, "MergedWithNext": _with_next, "Contiguous": _contiguous}
+    if (join := joins.get(behavior)) is None:
         raise TokenizerError(f"has a split of the behavior {behavior!r}, which is not supported")
     return lambda word, _: join([(part, cut != invert) for part, cut in _parts(pattern, word)])
 
