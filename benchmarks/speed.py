@@ -25,7 +25,7 @@ with Engine.open(sys.argv[1], threads=int(sys.argv[2]), context_length=1024) as 
     print("ready", flush=True)
     chunk = engine.prefill_chunk
     for line in sys.stdin:
-        kv = engine.new_kv_cache()
+        kv = engine.new_state()
         start = time.perf_counter()
         for at in range(0, 512, chunk):
             logits = engine.forward(kv, ids[at : at + chunk]).logits

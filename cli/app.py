@@ -15,6 +15,7 @@ COMMANDS = {  # name of the module and of the function in it -> its line in --he
     "run": "Continue or answer a prompt.",
     "perplexity": "Measure how well a model predicts a text.",
     "verify": "Check a model directory against its checksums.",
+    "trace": "Show what expert caches of several sizes would do with a recorded run.",
     "info": "List the models, or show what one of them holds.",
 }
 

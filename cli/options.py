@@ -5,6 +5,7 @@ In: click decorators.  Out: keyword arguments for Engine.open and SamplingParams
 
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import click
@@ -120,6 +121,16 @@ memory_options = _stack(
         show_default=True,
         help="Memory for experts: auto, experts per layer, or a size such as 6GB.",
     ),
+    click.option(
+        "--expert-policy",
+        type=click.Choice(["auto", "lru", "least_stale", "decayed_frequency"]),
+        default="auto",
+        show_default=True,
+        help="Which expert leaves a full cache first; auto is what replayed runs spoke for.",
+    ),
+    click.option(
+        "--trace", type=click.Path(path_type=Path), metavar="FILE", help="Record which experts each pass uses, for `colibri trace`."
+    ),
     click.option("--prefetch/--no-prefetch", default=None, help="Accepted for later versions; experts are read on demand so far."),
     click.option("--preload", is_flag=True, help="Fill the expert cache before the first token."),
 )
@@ -171,6 +182,10 @@ def take_sampling(options: dict[str, Any]) -> dict[str, Any]:
 def engine_arguments(options: dict[str, Any]) -> dict[str, Any]:
     """The keyword arguments of Engine.open among `options`; an option that was not given takes the engine's own default."""
     arguments = {name: options[name] for name in ("threads", "context_length", "expert_cache", "preload") if options.get(name) is not None}
+    if options.get("expert_policy", "auto") != "auto":
+        arguments["expert_policy"] = options["expert_policy"]
+    if options.get("trace") is not None:
+        arguments["trace"] = options["trace"]
     if options.get("prefetch") is not None:
         arguments["prefetch"] = options["prefetch"]
     return arguments

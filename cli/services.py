@@ -56,7 +56,7 @@ def _read_manifest(path: Path) -> Any:
 def _longest_context(manifest: Any) -> int:
     from libcolibri.models.registry import parse_config
 
-    return parse_config(manifest.config).max_position_embeddings
+    return parse_config(manifest.config).max_context_length
 
 
 def _sampling(**fields: Any) -> Any:

@@ -31,6 +31,7 @@ class ConversionReport:
 
     types        tensor type -> number of tensors, experts' matrices included
     fallbacks    (tensor, wanted type, type it got) where columns are no multiple of the wanted type's block
+    restored     (tensor, its type, type it got) where the source's type has no kernel
     skipped      names in the source that are no weights of the model
     resumed      weight files taken over from an interrupted attempt
     """
@@ -43,6 +44,7 @@ class ConversionReport:
     output_bytes: int
     types: dict[str, int]
     fallbacks: tuple[tuple[str, str, str], ...]
+    restored: tuple[tuple[str, str, str], ...]
     skipped: tuple[str, ...]
     resumed: tuple[str, ...]
 
@@ -72,7 +74,7 @@ def convert(
 
     Parameters
     ----------
-    quant : one of plan.RECIPES; None keeps a quantised source bit for bit, else q4_k_m for decoders and q8_0 for encoders.
+    quant : one of plan.RECIPES; None keeps blocks bit for bit, makes q8_0 of FP8 checkpoints and embedders, q4_k_m of other decoders.
     tokenizer : False leaves the tokenizer out; the model then takes token ids only.
     force : replace a colibri model at `output`.
     on_progress : called with ("write" | "verify", bytes done, bytes in all).
@@ -183,6 +185,7 @@ def _report(output: Path, source: Source, plan: Plan, manifest: Manifest, resume
         output_bytes=sum(entry.bytes for entry in manifest.files.values()),
         types=_types(plan),
         fallbacks=plan.fallbacks,
+        restored=plan.restored,
         skipped=source.skipped,
         resumed=resumed,
     )

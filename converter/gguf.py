@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 
 from libcolibri.errors import SourceError
-from libcolibri.quant import FORMATS
+
+from .source_types import SOURCE_TYPES
 
 # Ids of ggml's tensor types, for a message that names what is not supported.
 GGML_NAMES = {
@@ -24,7 +25,7 @@ GGML_NAMES = {
     24: "i8", 25: "i16", 26: "i32", 27: "i64", 28: "f64", 29: "iq1_m", 30: "bf16", 34: "tq1_0", 35: "tq2_0", 39: "mxfp4", 40: "nvfp4",
     41: "q1_0", 42: "q2_0",
 }  # fmt: skip
-BY_ID = {fmt.ggml_type: fmt for fmt in FORMATS.values()}
+BY_ID = {fmt.ggml_type: fmt for fmt in SOURCE_TYPES.values()}
 SCALARS = {0: "<u1", 1: "<i1", 2: "<u2", 3: "<i2", 4: "<u4", 5: "<i4", 6: "<f4", 7: "?", 10: "<u8", 11: "<i8", 12: "<f8"}
 STRING, ARRAY = 8, 9
 MAX_DIMS, MAX_NAME_BYTES, MAX_ARRAY_DEPTH = 4, 65535, 4
@@ -190,7 +191,8 @@ def _place(reader: _Reader, entries: dict[str, tuple[int, tuple[int, ...], int]]
         fmt = BY_ID.get(kind)
         if fmt is None:
             found = GGML_NAMES.get(kind, f"number {kind}")
-            raise SourceError(f"{reader.path}: tensor {name[:60]!r} has type {found}, which is not supported, only {', '.join(FORMATS)}")
+            known = ", ".join(SOURCE_TYPES)
+            raise SourceError(f"{reader.path}: tensor {name[:60]!r} has type {found}, which is not supported, only {known}")
         if min(shape) < 1 or shape[-1] % fmt.block_cols:
             raise reader.fault(f"tensor {name[:60]!r} has shape {shape}, {fmt.name} rows are positive multiples of {fmt.block_cols}")
         nbytes = math.prod(shape) // fmt.block_cols * fmt.ggml_block_bytes

@@ -16,8 +16,8 @@ from libcolibri.errors import SourceError
 
 from .gguf import GgufFile, GgufTensor, read_gguf
 from .gguf_config import ARCHITECTURES, config_from_metadata
-from .names import expected_tensors, kind_of, match_tensors, skip_reason
-from .source import Source, SourceTensor, expert_slices, tensor_from_bytes
+from .names import expected_tensors, match_tensors, recognise, skip_reason
+from .source import KEEP, Source, SourceTensor, expert_slices, tensor_from_bytes
 from .tokenizers import files_from_gguf
 
 DECODER_NAMES = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
@@ -77,8 +77,7 @@ def open_gguf(path: Path) -> Source:
     if architecture not in ARCHITECTURES:
         raise SourceError(f"{path}: GGUF architecture {str(architecture)[:40]!r} is not supported, only {', '.join(ARCHITECTURES)}")
     config = config_from_metadata(file)
-    family = config["model_type"]
-    kind = kind_of(family, path)
+    kind, family = recognise(config, path)
     context = _Context(path, kind, config, architecture == "llama")
     found, aliases, skipped = _collect(file, context)
     tensors = match_tensors(found, expected_tensors(kind, config, path), aliases, path)
@@ -86,7 +85,7 @@ def open_gguf(path: Path) -> Source:
     fingerprint = {"name": path.name, "bytes": status.st_size, "header_sha256": file.header_sha256}
     state = json.dumps([fingerprint, status.st_mtime_ns])
     metadata = file.metadata
-    return Source(path, kind, family, config, tensors, tuple(skipped), True, fingerprint, state, lambda: files_from_gguf(path, metadata))
+    return Source(path, kind, family, config, tensors, tuple(skipped), KEEP, fingerprint, state, lambda: files_from_gguf(path, metadata))
 
 
 def _collect(file: GgufFile, context: _Context) -> tuple[dict[str, SourceTensor], dict[str, str], list[str]]:

@@ -10,46 +10,61 @@ import re
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from libcolibri.errors import FormatError, SourceError
+from libcolibri.errors import ConfigError, FormatError, SourceError
+from libcolibri.models.registry import parse_config, text_config
 from libcolibri.safetensors_header import TensorSlot, read_header, strict_json
 
-from .names import canonical_name, expected_tensors, kind_of, match_tensors, skip_reason
+from .hf_tensors import read_quantization, stored_tensors
+from .names import expected_tensors, match_tensors, plain_name, recognise, skip_reason, transformer_for
 from .sentence_encoder import encoder_settings
-from .source import Source, SourceTensor, expert_slices, tensor_from_bytes
+from .source import Source, SourceTensor
 from .tokenizers import files_from_folder
+from .transforms import Transformer
 
-TYPES = {"F32": "f32", "F16": "f16", "BF16": "bf16"}
+Slots = dict[str, tuple[Path, TensorSlot]]
 INDEX_NAME = "model.safetensors.index.json"
-_FUSED = re.compile(r"(model\.layers\.\d+)\.mlp\.experts\.(gate_up_proj|down_proj)(\.weight)?")
 _PICKLED = (".bin", ".pt", ".pth", ".ckpt")
 
 
 def open_folder(folder: Path) -> Source:
     """Open a Hugging Face folder; config and every shard's header are checked, no weights are read."""
-    config = _read_json(folder / "config.json")
-    kind, family = kind_of(config.get("model_type"), folder), str(config.get("model_type"))
-    if method := config.get("quantization_config"):
-        name = method.get("quant_method", method) if isinstance(method, dict) else method
-        raise SourceError(f"{folder}: weights quantised by {str(name)[:40]!r} are not supported: give the 16-bit checkpoint or a GGUF file")
+    config = _text_config(folder)
+    kind, family = recognise(config, folder)
+    quantization = read_quantization(config, folder)
     shards = _shards(folder)
     slots = _read_shards(folder, shards)
     if kind == "decoder" and "tie_word_embeddings" not in config:
         config["tie_word_embeddings"] = "lm_head.weight" not in slots
+    if kind == "decoder" and "num_hidden_layers" not in config:
+        config["num_hidden_layers"] = parse_config(config).num_hidden_layers  # Nemotron-H lists its layers without a count
     if kind == "encoder":
         config["encoder"] = encoder_settings(folder, config)
-    found, aliases, skipped = _collect(folder, kind, config, slots)
-    tensors = match_tensors(found, expected_tensors(kind, config, folder), aliases, folder)
+    expected = expected_tensors(kind, config, folder)
+    transformer = transformer_for(kind, family, config, expected)
+    kept, skipped = _leave_out(slots, kind, config, transformer)
+    found, aliases = _collect(stored_tensors(kept, quantization), kind, transformer, folder)
+    tensors = match_tensors(found, expected, aliases, folder)
+    # Eight bits hold FP8 weights with an error far below theirs, and embedders are small; everything else fits better in four.
+    recipe = "q8_0" if quantization.method or kind == "encoder" else "q4_k_m"
     fingerprint, state = _fingerprint(folder, shards)
-    return Source(folder, kind, family, config, tensors, tuple(skipped), False, fingerprint, state, lambda: files_from_folder(folder))
+    return Source(folder, kind, family, config, tensors, tuple(skipped), recipe, fingerprint, state, lambda: files_from_folder(folder))
+
+
+def _text_config(folder: Path) -> dict[str, Any]:
+    """config.json of the text model, which multimodal checkpoints nest; their quantization_config stands outside."""
+    raw = _read_json(folder / "config.json")
+    try:
+        config = dict(text_config(raw))
+    except ConfigError as error:
+        raise SourceError(f"{folder}: {error}") from error
+    return config | {key: raw[key] for key in ("quantization_config",) if key in raw}
 
 
 def _read_json(path: Path) -> dict[str, Any]:
     if not path.is_file():
         raise SourceError(f"{path}: missing: give the folder of a Hugging Face checkpoint, or a GGUF file")
     try:
-        return strict_json(path.read_bytes(), str(path))
+        return strict_json(path.read_bytes(), str(path), bare_constants=True)
     except FormatError as error:
         raise SourceError(str(error)) from error
 
@@ -86,9 +101,9 @@ def _weights_hint(folder: Path, names: list[str]) -> str:
     return "no safetensors weights in it: the download is incomplete"
 
 
-def _read_shards(folder: Path, shards: dict[str, set[str] | None]) -> dict[str, tuple[Path, TensorSlot]]:
+def _read_shards(folder: Path, shards: dict[str, set[str] | None]) -> Slots:
     """Tensor name -> its file and place."""
-    slots: dict[str, tuple[Path, TensorSlot]] = {}
+    slots: Slots = {}
     for name, listed in shards.items():
         path = folder / name
         if not path.is_file():
@@ -106,56 +121,32 @@ def _read_shards(folder: Path, shards: dict[str, set[str] | None]) -> dict[str, 
     return slots
 
 
-def _collect(folder: Path, kind: str, config: dict[str, Any], slots: dict[str, tuple[Path, TensorSlot]]) -> Any:
-    """(canonical name -> SourceTensor, canonical name -> name in the folder, skipped names)."""
-    num_layers = config.get("num_hidden_layers")
-    if not isinstance(num_layers, int) or isinstance(num_layers, bool) or num_layers < 1:
-        raise SourceError(f"{folder}: config key num_hidden_layers is {num_layers!r}, expected a positive number")
+def _leave_out(slots: Slots, kind: str, config: dict[str, Any], transformer: Transformer) -> tuple[Slots, list[str]]:
+    """(what belongs to the model, names of the rest)."""
     tied = kind == "decoder" and config.get("tie_word_embeddings") is True
-    maps: dict[Path, np.ndarray] = {}
+    kept, skipped = {}, []
+    for name, slot in slots.items():
+        plain = plain_name(name, kind)
+        canonical = transformer.names_of(plain)[0][0]
+        if skip_reason(canonical, kind, config["num_hidden_layers"]) or (tied and plain.startswith("lm_head.weight")):
+            skipped.append(name)
+        else:
+            kept[name] = slot
+    return kept, skipped
+
+
+def _collect(
+    stored: dict[str, SourceTensor], kind: str, transformer: Transformer, folder: Path
+) -> tuple[dict[str, SourceTensor], dict[str, str]]:
+    """(canonical name -> SourceTensor, canonical name -> name in the folder)."""
     found: dict[str, SourceTensor] = {}
     aliases: dict[str, str] = {}
-    skipped: list[str] = []
-    for name, (path, slot) in slots.items():
-        canonical = canonical_name(name, kind)
-        if skip_reason(canonical, kind, num_layers) or (tied and canonical == "lm_head.weight"):
-            skipped.append(name)
-            continue
-        if path not in maps:
-            maps[path] = np.memmap(path, np.uint8, "r")
-        for part, tensor in _tensors(f"{path}: tensor {name!r}", canonical, slot, maps[path][slot.start : slot.end]).items():
-            if part in found:
-                raise SourceError(f"{path}: tensors {name!r} and {aliases[part]!r} are the same weight")
-            found[part], aliases[part] = tensor, name
-    return found, aliases, skipped
-
-
-def _tensors(what: str, name: str, slot: TensorSlot, raw: np.ndarray) -> dict[str, SourceTensor]:
-    """One stored tensor as canonical ones: several when experts are fused."""
-    if slot.dtype not in TYPES:
-        raise SourceError(f"{what} has type {slot.dtype}, only {', '.join(TYPES)} can be converted: give the original 16-bit checkpoint")
-    kind, raw = TYPES[slot.dtype], raw.view(np.ndarray)
-    fused = _FUSED.fullmatch(name)
-    if fused and len(slot.shape) == 3:
-        return _split_experts(fused[1], fused[2], kind, slot.shape, raw)
-    if len(slot.shape) not in (1, 2) or 0 in slot.shape:
-        raise SourceError(f"{what} has shape {slot.shape}, expected a vector or a matrix")
-    return {name: tensor_from_bytes(kind, slot.shape, raw)}
-
-
-def _split_experts(layer: str, part: str, kind: str, shape: tuple[int, ...], raw: np.ndarray) -> dict[str, SourceTensor]:
-    """Fused experts: gate_up_proj (E, 2F, D), gate rows first, or down_proj (E, D, F)."""
-    count, rows, cols = shape
-    result = {}
-    for expert, matrix in enumerate(expert_slices(raw, kind, count, (rows, cols))):
-        prefix = f"{layer}.mlp.experts.{expert}."
-        if part == "down_proj":
-            result[f"{prefix}down_proj.weight"] = matrix
-            continue
-        half = rows // 2
-        result[f"{prefix}gate_proj.weight"] = SourceTensor(kind, (half, cols), matrix.blocks[:half])
-        result[f"{prefix}up_proj.weight"] = SourceTensor(kind, (rows - half, cols), matrix.blocks[half:])
-    return result
+    for name, tensor in stored.items():
+        for canonical, made in transformer.apply(plain_name(name, kind), tensor).items():
+            if canonical in found:
+                raise SourceError(f"{folder}: tensors {name!r} and {aliases[canonical]!r} are the same weight")
+            found[canonical], aliases[canonical] = made, name
+    return found, aliases
 
 
 def _fingerprint(folder: Path, shards: dict[str, set[str] | None]) -> tuple[dict[str, Any], str]:

@@ -10,47 +10,55 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from libcolibri.config import ModelConfig
-from libcolibri.errors import SourceError
-from libcolibri.format import PARTS
+from libcolibri.errors import ConfigError, SourceError
 from libcolibri.models.registry import FAMILIES as DECODERS
-from libcolibri.models.registry import parse_config
+from libcolibri.models.registry import family_name, parse_config
 
 from .source import SourceTensor
+from .transforms import GENERAL_RULES, Transformer
 
 ENCODERS = ("bert", "xlm-roberta")
 EXPERT = re.compile(r"model\.layers\.(\d+)\.mlp\.experts\.(\d+)\.(gate_proj|up_proj|down_proj)\.weight")
 _LAYER = re.compile(r"(?:model\.layers|encoder\.layer)\.(\d+)\.")
-_MIXTRAL_PARTS = {"w1": "gate_proj", "w3": "up_proj", "w2": "down_proj"}
-_SKIP = re.compile(r".*(rotary_emb\.inv_freq|\.masked_bias|\.attn\.bias)$|^(mtp|model\.mtp|model\.visual)\.")
+_PREFIX = re.compile(r"^(model\.language_model|language_model\.model|backbone)\.")
+_BESIDE = "mtp|visual|vision_tower|vision_model|audio_tower|multi_modal_projector|embed_vision|embed_audio"  # what is not text
+_SKIP = re.compile(rf".*(rotary_emb\.inv_freq|\.masked_bias|\.attn\.bias)$|^(model\.)?({_BESIDE})\.")
 _SKIP_ENCODER = re.compile(r"^(embeddings\.position_ids|cls\.|lm_head\.|classifier\.|qa_outputs\.)")
 
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """Shape of a tensor the model needs, or may have (`optional`)."""
+    """Shape of a tensor the model needs, or may have (`optional`); `type` where only one will do."""
 
     shape: tuple[int, ...]
     optional: bool = False
+    type: str | None = None
 
 
-def kind_of(family: object, where: Path) -> str:
-    """ "decoder" or "encoder"; SourceError for a family that cannot be converted."""
-    if family in DECODERS:
-        return "decoder"
-    if family in ENCODERS:
-        return "encoder"
-    raise SourceError(f"{where}: model_type {family!r} is not supported, only {', '.join([*DECODERS, *ENCODERS])}")
+def recognise(config: Mapping[str, Any], where: Path) -> tuple[str, str]:
+    """("decoder" or "encoder", family) of a text model's config; SourceError for a family that cannot be converted."""
+    if (name := config.get("model_type")) in ENCODERS:
+        return "encoder", str(name)
+    try:
+        return "decoder", family_name(config)
+    except ConfigError as error:
+        raise SourceError(f"{where}: {error}") from error
 
 
-def canonical_name(name: str, kind: str) -> str:
-    """A Hugging Face tensor's name as this converter spells it."""
+def plain_name(name: str, kind: str) -> str:
+    """A Hugging Face tensor's name without what only tells which model it is part of."""
     if kind == "encoder":
         name = re.sub(r"^(bert|roberta|model|0\.auto_model)\.", "", name)
         return name.replace(".LayerNorm.gamma", ".LayerNorm.weight").replace(".LayerNorm.beta", ".LayerNorm.bias")
-    if match := re.fullmatch(r"(model\.layers\.\d+)\.block_sparse_moe\.experts\.(\d+)\.(w[123])\.weight", name):
-        return f"{match[1]}.mlp.experts.{match[2]}.{_MIXTRAL_PARTS[match[3]]}.weight"
-    return name.replace(".block_sparse_moe.gate.", ".mlp.gate.")
+    return _PREFIX.sub("model.", name).replace("language_model.lm_head.", "lm_head.")
+
+
+def transformer_for(kind: str, family: str, config: Mapping[str, Any], expected: Mapping[str, Expected]) -> Transformer:
+    """What makes canonical tensors of a family's plain ones."""
+    if kind == "encoder":
+        return Transformer((), None, {})
+    rules = (*DECODERS[family].tensors, *GENERAL_RULES)
+    return Transformer(rules, parse_config(config), {name: entry.shape for name, entry in expected.items()})
 
 
 def skip_reason(name: str, kind: str, num_layers: int) -> str | None:
@@ -68,54 +76,8 @@ def skip_reason(name: str, kind: str, num_layers: int) -> str | None:
 def expected_tensors(kind: str, config: Mapping[str, Any], where: Path) -> dict[str, Expected]:
     """Canonical name -> shape of everything the model consists of, in the order in which it is stored."""
     if kind == "decoder":
-        return _decoder(parse_config(config))
+        return {name: Expected(spec.shape, type=spec.type) for name, spec in parse_config(config).tensors().items()}
     return _encoder(config, where)
-
-
-def _decoder(c: ModelConfig) -> dict[str, Expected]:
-    dim, vocab = c.hidden_size, c.vocab_size
-    tensors = {"model.embed_tokens.weight": Expected((vocab, dim))}
-    for layer in range(c.num_hidden_layers):
-        tensors |= _attention(c, f"model.layers.{layer}.")
-        prefix = f"model.layers.{layer}.mlp."
-        tensors |= _moe(c, prefix) if c.moe_layers[layer] else _mlp(prefix, c.intermediate_size, dim)
-    tensors["model.norm.weight"] = Expected((dim,))
-    if not c.tie_word_embeddings:
-        tensors["lm_head.weight"] = Expected((vocab, dim))
-    return tensors
-
-
-def _attention(c: ModelConfig, prefix: str) -> dict[str, Expected]:
-    dim, queries, keys = c.hidden_size, c.num_attention_heads * c.head_dim, c.num_key_value_heads * c.head_dim
-    tensors = {f"{prefix}input_layernorm.weight": Expected((dim,)), f"{prefix}post_attention_layernorm.weight": Expected((dim,))}
-    for name, rows, cols, bias in (
-        ("q_proj", queries, dim, c.attention_bias),
-        ("k_proj", keys, dim, c.attention_bias),
-        ("v_proj", keys, dim, c.attention_bias),
-        ("o_proj", dim, queries, c.attention_out_bias),
-    ):
-        tensors[f"{prefix}self_attn.{name}.weight"] = Expected((rows, cols))
-        if bias:
-            tensors[f"{prefix}self_attn.{name}.bias"] = Expected((rows,))
-    if c.qk_norm is not None:
-        tensors[f"{prefix}self_attn.q_norm.weight"] = Expected((queries if c.qk_norm == "full" else c.head_dim,))
-        tensors[f"{prefix}self_attn.k_norm.weight"] = Expected((keys if c.qk_norm == "full" else c.head_dim,))
-    return tensors
-
-
-def _mlp(prefix: str, width: int, dim: int) -> dict[str, Expected]:
-    shapes = {"gate_proj": (width, dim), "up_proj": (width, dim), "down_proj": (dim, width)}
-    return {f"{prefix}{part}.weight": Expected(shapes[part]) for part in PARTS}
-
-
-def _moe(c: ModelConfig, prefix: str) -> dict[str, Expected]:
-    tensors = {f"{prefix}gate.weight": Expected((c.num_experts, c.hidden_size))}
-    for expert in range(c.num_experts):
-        tensors |= _mlp(f"{prefix}experts.{expert}.", c.moe_intermediate_size, c.hidden_size)
-    if c.shared_expert_intermediate_size:
-        tensors |= _mlp(f"{prefix}shared_expert.", c.shared_expert_intermediate_size, c.hidden_size)
-        tensors[f"{prefix}shared_expert_gate.weight"] = Expected((1, c.hidden_size))
-    return tensors
 
 
 def _encoder(config: Mapping[str, Any], where: Path) -> dict[str, Expected]:
@@ -128,8 +90,8 @@ def _encoder(config: Mapping[str, Any], where: Path) -> dict[str, Expected]:
     dim, width = size("hidden_size"), size("intermediate_size")
     tensors = {
         "embeddings.word_embeddings.weight": Expected((size("vocab_size"), dim)),
-        "embeddings.position_embeddings.weight": Expected((size("max_position_embeddings"), dim)),
-        "embeddings.token_type_embeddings.weight": Expected((size("type_vocab_size"), dim)),
+        "embeddings.position_embeddings.weight": Expected((size("max_position_embeddings"), dim), type="f32"),
+        "embeddings.token_type_embeddings.weight": Expected((size("type_vocab_size"), dim), type="f32"),
         **_pair("embeddings.LayerNorm", (dim,)),
     }
     for layer in range(size("num_hidden_layers")):

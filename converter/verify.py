@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from libcolibri.errors import FormatError
-from libcolibri.format import DENSE_NAME, PARTS, TensorEntry
+from libcolibri.format import DENSE_NAME, TensorEntry
 from libcolibri.quant import FORMATS, TILE_ROWS
 from libcolibri.safetensors_header import read_header
 
@@ -39,8 +39,7 @@ def verify_experts(layer: ExpertLayer, folder: Path, pool: Executor, advance: Ad
 
     def one(expert: int) -> None:
         start = slots[f"experts.{expert}"].start
-        for name in PARTS:
-            part = layer.parts[name]
+        for name, part in layer.parts.items():
             raw = data[start + part.offset : start + part.offset + part.bytes]
             what = f"{path}: layer {layer.layer}, expert {expert}, {name}"
             _check_matrix(what, part.type, part.shape, layer.matrices[expert][name], raw)

@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from libcolibri.errors import ColibriError, DiskSpaceError, FormatError, SourceError
-from libcolibri.format import DENSE_NAME, FORMAT_VERSION, MANIFEST_NAME, PARTS, FileEntry, parse_manifest
+from libcolibri.format import DENSE_NAME, FORMAT_VERSION, MANIFEST_NAME, FileEntry, parse_manifest
 
 from .plan import ExpertLayer, Plan
 from .quantize import convert_rows, row_ranges, vector_values
@@ -174,8 +174,8 @@ def expert_pieces(layer: ExpertLayer, pool: Executor, sums: list[str]) -> Iterat
 
     def expert_bytes(expert: int) -> np.ndarray:
         out = np.zeros(layer.expert_bytes, np.uint8)
-        for name in PARTS:
-            part, source = layer.parts[name], layer.matrices[expert][name]
+        for name, part in layer.parts.items():
+            source = layer.matrices[expert][name]
             what = f"layer {layer.layer}, expert {expert}, {name}"
             at = part.offset
             for first, stop in row_ranges(*part.shape):

@@ -1,132 +1,155 @@
-"""What a decoder computes, as data: frozen, checked once, in Hugging Face's names.
+"""What a decoder computes, as data: layers composed of blocks, frozen and checked once.
 
-In: values a family file (models/) has read from a config. Out: `ModelConfig`, which loader, decoder and KV cache take as true.
+In: blocks that a family file (models/) has read from a config. Out: `ModelConfig`, which converter, loader and decoder take as true.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
+from .blocks.base import Block, ExpertShape, NormConfig, RecurrentState, State, TensorSpec
 from .errors import ConfigError
-from .rope import RopeConfig
 
-_AT_LEAST_ONE = (
-    "vocab_size",
-    "hidden_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "head_dim",
-    "max_position_embeddings",
-)
+
+@dataclass(frozen=True, slots=True)
+class Sublayer:
+    """x += residual_multiplier * output_norm(block(input_norm(x))); norms by their tensors' names below the layer, None for none."""
+
+    block: Block
+    input_norm: str | None = None
+    output_norm: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LayerConfig:
+    """A decoder layer: its sublayers in order; `scalar` names a learned factor of the residual stream after them."""
+
+    sublayers: tuple[Sublayer, ...]
+    scalar: str | None = None
+
+
+def standard_layer(mixer: Block, ffn: Block) -> LayerConfig:
+    """The layer of most families: each block behind a norm of its own."""
+    return LayerConfig((Sublayer(mixer, "input_layernorm"), Sublayer(ffn, "post_attention_layernorm")))
+
+
+def sandwich_layer(mixer: Block, ffn: Block) -> LayerConfig:
+    """Gemma's layer: a norm before and a norm after each block."""
+    return LayerConfig(
+        (
+            Sublayer(mixer, "input_layernorm", "post_attention_layernorm"),
+            Sublayer(ffn, "pre_feedforward_layernorm", "post_feedforward_layernorm"),
+        )
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """One decoder-only language model. Fields have the names of Hugging Face's config.json.
+    """One decoder-only language model.
 
-    head_dim                           never derived later: a family file has settled it
-    attention_bias, attention_out_bias q, k, v projections have biases; o_proj has one
-    qk_norm                            None, "head" (RMSNorm over head_dim) or "full" (over all heads at once), before the rotation
-    clip_qkv                           q, k, v are clamped to +-clip_qkv after projection and norm
-    sliding_window, sliding_layers     a position sees itself and sliding_window - 1 before it, in the layers marked True
-    intermediate_size                  width of a dense layer's MLP
-    num_experts ... norm_topk_prob     softmax over all experts, top num_experts_per_tok, divided by their sum if norm_topk_prob
-    shared_expert_intermediate_size    0 without a shared expert; with one, it is scaled by sigmoid(shared_expert_gate(x))
-    moe_layers                         one flag per layer; all False in a dense model
+    norm                       of the residual stream, also before lm_head
+    max_context_length         longest context that the positions allow, in tokens
+    embedding_multiplier       embeddings are multiplied by it
+    residual_multiplier        each block's output is multiplied by it before it is added
+    logits_multiplier          logits are multiplied by it; then, with logit_softcap c, they become c * tanh(logits / c)
+    tie_word_embeddings        lm_head is the embedding matrix
     """
 
     family: str
     vocab_size: int
     hidden_size: int
-    num_hidden_layers: int
-    num_attention_heads: int
-    num_key_value_heads: int
-    head_dim: int
-    intermediate_size: int
-    rms_norm_eps: float
-    max_position_embeddings: int
-    rope: RopeConfig
-    hidden_act: str = "silu"
+    layers: tuple[LayerConfig, ...]
+    norm: NormConfig
+    max_context_length: int
     tie_word_embeddings: bool = False
-    attention_bias: bool = False
-    attention_out_bias: bool = False
-    qk_norm: str | None = None
-    clip_qkv: float | None = None
-    sliding_window: int | None = None
-    sliding_layers: tuple[bool, ...] = ()
-    num_experts: int = 0
-    num_experts_per_tok: int = 0
-    moe_intermediate_size: int = 0
-    norm_topk_prob: bool = False
-    shared_expert_intermediate_size: int = 0
-    moe_layers: tuple[bool, ...] = ()
+    embedding_multiplier: float = 1.0
+    residual_multiplier: float = 1.0
+    logits_multiplier: float = 1.0
+    logit_softcap: float | None = None
+    lm_head_bias: bool = False
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        for name in _AT_LEAST_ONE:
+        for name in ("vocab_size", "hidden_size", "max_context_length"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name}={getattr(self, name)}: expected at least 1")
-        if not self.rms_norm_eps >= 0.0:
-            raise ConfigError(f"rms_norm_eps={self.rms_norm_eps}: expected a number from 0 up")
-        if self.hidden_act != "silu":
-            raise ConfigError(f"hidden_act={self.hidden_act!r} is not supported, only 'silu'")
-        if self.qk_norm not in (None, "head", "full"):
-            raise ConfigError(f"qk_norm={self.qk_norm!r} is not supported, only None, 'head' or 'full'")
-        if self.clip_qkv is not None and not self.clip_qkv > 0.0:
-            raise ConfigError(f"clip_qkv={self.clip_qkv}: expected null or a number above 0")
-        self._fill_layer_flags()
-        self._check_attention()
-        self._check_experts()
-
-    def _fill_layer_flags(self) -> None:
-        for name in ("sliding_layers", "moe_layers"):
-            flags = getattr(self, name) or (False,) * self.num_hidden_layers
-            if len(flags) != self.num_hidden_layers:
-                raise ConfigError(f"{name} has {len(flags)} entries, expected one for each of {self.num_hidden_layers} layers")
-            object.__setattr__(self, name, tuple(bool(flag) for flag in flags))
-
-    def _check_attention(self) -> None:
-        if self.num_attention_heads % self.num_key_value_heads:
-            raise ConfigError(
-                f"num_attention_heads={self.num_attention_heads} is no multiple of num_key_value_heads={self.num_key_value_heads}"
-            )
-        if self.head_dim % 2:
-            raise ConfigError(f"head_dim={self.head_dim} is odd; the rotary embedding turns pairs")
-        if any(self.sliding_layers) and (self.sliding_window is None or self.sliding_window < 1):
-            raise ConfigError(f"sliding_window={self.sliding_window} in a model with sliding layers: expected at least 1")
-
-    def _check_experts(self) -> None:
-        if not any(self.moe_layers):
-            if self.intermediate_size < 1:
-                raise ConfigError(f"intermediate_size={self.intermediate_size}: expected at least 1")
-            return
-        if not 1 <= self.num_experts_per_tok <= self.num_experts:
-            raise ConfigError(f"num_experts_per_tok={self.num_experts_per_tok}: expected 1 to num_experts={self.num_experts}")
-        if self.moe_intermediate_size < 1:
-            raise ConfigError(f"moe_intermediate_size={self.moe_intermediate_size}: expected at least 1")
-        if not all(self.moe_layers) and self.intermediate_size < 1:
-            raise ConfigError(f"intermediate_size={self.intermediate_size} in a model with dense layers: expected at least 1")
+        if not self.layers:
+            raise ConfigError("num_hidden_layers=0: expected at least 1")
+        if not self.norm.eps >= 0.0:
+            raise ConfigError(f"rms_norm_eps={self.norm.eps}: expected a number from 0 up")
+        if self.norm.kind not in ("rms", "layer"):
+            raise ConfigError(f"norm kind {self.norm.kind!r} is not supported, only 'rms' or 'layer'")
+        if self.logit_softcap is not None and not self.logit_softcap > 0.0:
+            raise ConfigError(f"logit softcap {self.logit_softcap}: expected null or a number above 0")
 
     @property
-    def q_size(self) -> int:
-        """Outputs of q_proj: H * Dh."""
-        return self.num_attention_heads * self.head_dim
+    def num_hidden_layers(self) -> int:
+        return len(self.layers)
 
     @property
-    def kv_size(self) -> int:
-        """Outputs of k_proj and of v_proj: G * Dh."""
-        return self.num_key_value_heads * self.head_dim
+    def blocks(self) -> tuple[Block, ...]:
+        """The different blocks of the model, in the order of their first layer."""
+        return tuple(dict.fromkeys(sub.block for layer in self.layers for sub in layer.sublayers))
+
+    @property
+    def states(self) -> tuple[State | None, ...]:
+        """What a session keeps, layer by layer. A layer has one block with state at most."""
+        return tuple(
+            next((state for sub in layer.sublayers if (state := sub.block.state()) is not None), None) for layer in self.layers
+        )
+
+    @property
+    def is_recurrent(self) -> bool:
+        """Whether some layer's state cannot be cut back to an earlier position."""
+        return any(isinstance(state, RecurrentState) for state in self.states)
+
+    @property
+    def experts(self) -> dict[int, ExpertShape]:
+        """Routed experts by layer; empty in a dense model."""
+        found = [(i, sub.block.experts(self.hidden_size)) for i, layer in enumerate(self.layers) for sub in layer.sublayers]
+        return {i: shape for i, shape in found if shape is not None}
 
     @property
     def is_moe(self) -> bool:
-        return any(self.moe_layers)
+        return bool(self.experts)
 
     @property
-    def max_context_length(self) -> int:
-        """Longest context the positions allow, in tokens; yarn and the like stretch the pre-training length."""
-        stretched = int((self.rope.original_max_position_embeddings or 0) * self.rope.factor)
-        return max(self.max_position_embeddings, stretched)
+    def num_experts_per_tok(self) -> int:
+        """Most experts that a token uses in a layer; 0 in a dense model."""
+        return max((shape.num_experts_per_tok for shape in self.experts.values()), default=0)
 
-    def window_of(self, layer: int) -> int | None:
-        """Positions that `layer` sees, itself included; None when it sees all."""
-        return self.sliding_window if self.sliding_layers[layer] else None
+    def vectors_of_norm(self, name: str) -> dict[str, TensorSpec]:
+        """Field -> tensor of the norm called `name`."""
+        specs = {"weight": TensorSpec(f"{name}.weight", (self.hidden_size,))}
+        if self.norm.kind == "layer":
+            specs["bias"] = TensorSpec(f"{name}.bias", (self.hidden_size,))
+        return specs
+
+    def layer_tensors(self, layer: int) -> Iterator[TensorSpec]:
+        """Every tensor of a layer but its routed experts; names below the layer."""
+        config = self.layers[layer]
+        for sub in config.sublayers:
+            for norm in (sub.input_norm, sub.output_norm):
+                if norm is not None:
+                    yield from self.vectors_of_norm(norm).values()
+            yield from sub.block.tensors(self.hidden_size).values()
+        if config.scalar is not None:
+            yield TensorSpec(config.scalar, (1,))
+
+    def tensors(self) -> dict[str, TensorSpec]:
+        """Every tensor of the model by its full canonical name, in the order in which they are stored."""
+        specs = {"model.embed_tokens.weight": TensorSpec("model.embed_tokens.weight", (self.vocab_size, self.hidden_size))}
+        experts = self.experts
+        for i in range(self.num_hidden_layers):
+            prefix = f"model.layers.{i}."
+            specs |= {prefix + spec.name: spec for spec in self.layer_tensors(i)}
+            if i in experts:
+                for e in range(experts[i].num_experts):
+                    for part, shape in experts[i].parts:
+                        specs[f"{prefix}mlp.experts.{e}.{part}.weight"] = TensorSpec(f"mlp.experts.{e}.{part}.weight", shape)
+        specs |= {f"model.{spec.name}": spec for spec in self.vectors_of_norm("norm").values()}
+        if not self.tie_word_embeddings:
+            specs["lm_head.weight"] = TensorSpec("lm_head.weight", (self.vocab_size, self.hidden_size))
+        if self.lm_head_bias:
+            specs["lm_head.bias"] = TensorSpec("lm_head.bias", (self.vocab_size,))
+        return specs

@@ -19,8 +19,10 @@ import numpy as np
 from .config import ModelConfig
 from .cpus import usable_cores
 from .errors import ColibriError, ConfigError, FormatError, MemoryBudgetError
+from .eviction import DEFAULT_POLICY
 from .expert_cache import ExpertCache, check_floor, floor_bytes
 from .expert_store import ExpertStore
+from .expert_trace import TraceWriter
 from .format import Manifest, check_files, read_manifest
 from .loader import dense_bytes, load_weights
 from .memory_plan import CacheBudget, MemoryPlan, Needs, available_memory, choose_context, parse_budget, plan_memory, size_text
@@ -41,7 +43,7 @@ class Parts:
     """What an engine is put together from. Everything here costs an import that only an opened model needs."""
 
     decoder: Any  # Decoder(config, weights, team, experts, context_length=, max_chunk_tok=, kv_dtype=); .activation_bytes(...)
-    kv_cache: Any  # .bytes_for(config, context_length, dtype)
+    state: Any  # .bytes_for(states, context_length, chunk_tok, kv_dtype)
     team: Any  # Team(threads)
     load_tokenizer: Callable[[Path, dict], Any]
     load_chat_template: Callable[[Path], Any]
@@ -53,7 +55,7 @@ def default_parts() -> Parts:
     """The parts of this library, imported now: kernels compile on import, which `--help` and a host program's start should not pay."""
     from .chat_template import ChatTemplate
     from .models.decoder import Decoder
-    from .models.kv_cache import KVCache
+    from .models.state import SequenceState
     from .sampler import Sampler, SamplingParams
     from .stop import StopStrings
     from .thread_team import Team
@@ -62,7 +64,7 @@ def default_parts() -> Parts:
     def make_sampler(params: SamplingParams | None) -> Sampler:
         return Sampler(params or SamplingParams())
 
-    return Parts(Decoder, KVCache, Team, Tokenizer.load, ChatTemplate.load, make_sampler, StopStrings)
+    return Parts(Decoder, SequenceState, Team, Tokenizer.load, ChatTemplate.load, make_sampler, StopStrings)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +112,8 @@ class Engine:
         on_progress: Progress | None = None,
         *,
         prefill_chunk: int | None = None,
+        expert_policy: str = "auto",
+        trace: str | Path | None = None,
         parts: Parts | None = None,
     ) -> Self:
         """Load a model directory.
@@ -121,6 +125,8 @@ class Engine:
         preload          fill the expert cache before returning
         on_progress      called as on_progress(what, done, total)
         prefill_chunk    prompt tokens between two looks at `cancel`; more is faster when experts are streamed
+        expert_policy    which expert leaves a full cache first: "auto", or a name of eviction.POLICIES
+        trace            file to write, anew: which experts each pass used (expert_trace.py); nothing for a dense model
         parts            replacements for tests
 
         Raises FormatError, ConfigError, MemoryBudgetError, TokenizerError, TemplateError; nothing stays open then.
@@ -140,13 +146,13 @@ class Engine:
         plan = _plan(manifest, config, parts, budget, context_length, chunk, threads)
         engine = cls(path, manifest, config, plan, threads, chunk, parts)
         try:
-            engine._load(on_progress, preload)
+            engine._load(on_progress, preload, DEFAULT_POLICY if expert_policy == "auto" else expert_policy, trace)
         except BaseException:
             engine.close()
             raise
         return engine
 
-    def _load(self, on_progress: Progress | None, preload: bool) -> None:
+    def _load(self, on_progress: Progress | None, preload: bool, policy: str, trace: str | Path | None) -> None:
         with ThreadPoolExecutor(1) as pool:  # a vocabulary takes as long to parse as the weights to read
             loading = pool.submit(self._load_tokenizer)
             weights = load_weights(self.path, self.manifest, self.config, on_progress)
@@ -155,7 +161,8 @@ class Engine:
             # The system's copy of the files is a welcome second cache while all of it fits into what is left, and a burden otherwise.
             store = ExpertStore(self.path, self.manifest, drop_page_cache=self.plan.experts_total > self.plan.free)
             self._closing.callback(store.close)
-            self.experts = ExpertCache(store, self.plan.experts, self.config.num_experts_per_tok)
+            writer = None if trace is None else self._closing.enter_context(_open_trace(Path(trace), store))
+            self.experts = ExpertCache(store, self.plan.experts, self.config.num_experts_per_tok, policy=policy, trace=writer)
             if preload:
                 self.experts.preload(on_progress)
         team = self.parts.team(self.threads)
@@ -185,7 +192,7 @@ class Engine:
 
     @property
     def fingerprint(self) -> str:
-        """Hash of weights and config: equal exactly when a KV cache of one may be used with the other."""
+        """Hash of weights and config: equal exactly when a session of one may be used with the other."""
         facts = {name: entry.sha256 for name, entry in self.manifest.files.items() if name.endswith(".safetensors")}
         return hashlib.sha256(json.dumps([facts, self.manifest.config], sort_keys=True).encode()).hexdigest()
 
@@ -198,27 +205,27 @@ class Engine:
         return replace(self.experts.stats, hits=hits, misses=misses)
 
     def new_session(self) -> Session:
-        """An empty session with its own KV cache. MemoryBudgetError when there is no memory for that."""
+        """An empty session with its own state. MemoryBudgetError when there is no memory for that."""
         return Session(self)
 
     def load_session(self, path: str | Path) -> Session:
         """The session that `Session.save` wrote to `path`."""
         return Session.load(self, path)
 
-    def new_kv_cache(self) -> Any:
-        """A KV cache for `context_length` positions."""
+    def new_state(self) -> Any:
+        """The state of one timeline of `context_length` positions."""
         self._refuse_closed()
-        needed = self.parts.kv_cache.bytes_for(self.config, self.context_length, kv_dtype(self.manifest))
+        needed = self.parts.state.bytes_for(self.config.states, self.context_length, self.prefill_chunk, kv_dtype(self.manifest))
         available = available_memory()
         if needed > available:
             raise MemoryBudgetError(
-                f"a session needs {size_text(needed)} for a KV cache of {self.context_length} tokens, {size_text(available)} are free: "
+                f"a session needs {size_text(needed)} for a context of {self.context_length} tokens, {size_text(available)} are free: "
                 "open the model with a shorter context, or drop other sessions"
             )
-        return self._decoder.new_kv_cache(self.context_length)
+        return self._decoder.new_state(self.context_length)
 
-    def forward(self, kv: Any, token_ids: Sequence[int], logits: str = "last") -> Pass:
-        """Append `token_ids` to `kv`. One pass at a time over all threads, first come, first served.
+    def forward(self, state: Any, token_ids: Sequence[int], logits: str = "last") -> Pass:
+        """Append `token_ids` to `state`. One pass at a time over all threads, first come, first served.
 
         logits   "none", "last" -> float32 (V,), "all" -> float32 (T, V); at most `prefill_chunk` tokens a call
         """
@@ -226,7 +233,7 @@ class Engine:
         with self._lock:
             self._refuse_closed()
             before, started = self.expert_stats, time.perf_counter()
-            result = self._decoder.forward(kv, ids, logits=logits)
+            result = self._decoder.forward(state, ids, logits=logits)
             return Pass(result, time.perf_counter() - started, self.expert_stats - before)
 
     def _refuse_closed(self) -> None:
@@ -247,6 +254,13 @@ class Engine:
         self.close()
 
 
+def _open_trace(path: Path, store: ExpertStore) -> TraceWriter:
+    try:
+        return TraceWriter(path, store.expert_bytes, store.num_experts)
+    except OSError as error:
+        raise ConfigError(f"trace {path}: cannot be written ({error.strerror}); give a path in a folder that can be") from error
+
+
 def _check_settings(threads: int | None, prefetch: str | bool, prefill_chunk: int | None) -> None:
     if threads is not None and (isinstance(threads, bool) or not isinstance(threads, int) or not 1 <= threads <= MAX_THREADS):
         raise ConfigError(f"threads={threads!r}: expected 1 to {MAX_THREADS}, or none for the physical cores")
@@ -257,8 +271,8 @@ def _check_settings(threads: int | None, prefetch: str | bool, prefill_chunk: in
 
 
 def kv_dtype(manifest: Manifest) -> type:
-    """Number type of the KV cache: float32 for a model whose attention is in float32, else float16."""
-    entry = manifest.tensors.get("model.layers.0.self_attn.k_proj.weight")
+    """Number type of keys and values: float32 for a model in float32, else float16."""
+    entry = manifest.tensors.get("model.embed_tokens.weight")
     return np.float32 if entry is not None and entry.type == "f32" else np.float16
 
 
@@ -276,7 +290,7 @@ def _plan(
     available = max(0, available_memory() - RUNTIME_BYTES)
 
     def kv_of(length: int) -> int:
-        return int(parts.kv_cache.bytes_for(config, length, kv_dtype(manifest)))
+        return int(parts.state.bytes_for(config.states, length, min(chunk, length), kv_dtype(manifest)))
 
     def activations_of(length: int) -> int:
         return int(parts.decoder.activation_bytes(config, min(chunk, length), length, threads))

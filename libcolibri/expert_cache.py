@@ -1,4 +1,4 @@
-"""The experts that are in memory: a budget in bytes over all layers, least recently used out first.
+"""The experts that are in memory: a budget in bytes over all layers; a policy (eviction.py) says who goes first.
 
 In:  an `ExpertStore`, a budget
 Out: per layer, a table of addresses that native code reads and stamps of last use that it writes; `bring_in` answers an expert fault
@@ -15,7 +15,9 @@ import numpy as np
 
 from .arena import allocate
 from .errors import MemoryBudgetError
+from .eviction import DEFAULT_POLICY, make_policy
 from .expert_store import ExpertStore
+from .expert_trace import TraceWriter
 from .stats import ExpertStats
 
 Progress = Callable[[str, int, int], None]  # what, bytes done, bytes in all
@@ -25,8 +27,9 @@ _PRELOAD_READS = 8  # experts per read call while preloading: enough to keep the
 class _SlotClass:
     """Slots for the layers whose experts have the same size. Layers of mixed widths must not be priced at the widest."""
 
-    def __init__(self, layers: Sequence[int], num_experts: int, expert_bytes: int, n_slots: int):
+    def __init__(self, layers: Sequence[int], num_experts: int, expert_bytes: int, n_slots: int, policy: str):
         self.layers, self.expert_bytes = tuple(layers), expert_bytes
+        self.policy = make_policy(policy, len(layers), num_experts)
         self.memory = allocate(n_slots * expert_bytes, "the expert cache").reshape(n_slots, expert_bytes)
         self.base = self.memory.ctypes.data
         self.addresses = np.zeros((len(layers), num_experts), np.int64)  # 0: not resident
@@ -37,11 +40,22 @@ class _SlotClass:
     def n_slots(self) -> int:
         return len(self.memory)
 
-    def victim(self, protected: np.ndarray) -> tuple[int, int] | None:
-        """(row, expert) used longest ago; ties go to the lower layer and expert. None when every resident one is protected."""
-        candidates = np.where((self.addresses != 0) & ~protected, self.stamps, np.iinfo(np.int64).max)
-        row, expert = divmod(int(candidates.argmin()), candidates.shape[1])
-        return (row, expert) if candidates[row, expert] != np.iinfo(np.int64).max else None
+    def victims(self, count: int, row: int, protected: np.ndarray, clock: int) -> list[tuple[int, int]]:
+        """The `count` unprotected resident (row, expert) of least value while a pass is at `row`; of equals the lower layer and expert.
+
+        There must be as many.
+        """
+        values = np.where((self.addresses != 0) & ~protected, self.policy.values(self.stamps, row, clock), np.inf)
+        chosen = np.argsort(values, axis=None, kind="stable")[:count]
+        return [divmod(int(at), self.stamps.shape[1]) for at in chosen]
+
+    def note_pass(self, routed: Mapping[int, np.ndarray], clock: int) -> None:
+        """Tell the policy which experts of these layers a pass used."""
+        used = np.zeros(self.stamps.shape, bool)
+        for row, layer in enumerate(self.layers):
+            if layer in routed:
+                used[row, routed[layer].reshape(-1)] = True
+        self.policy.note_pass(used, clock)
 
     def release(self, row: int, expert: int) -> int:
         """Make (row, expert) absent; returns its slot."""
@@ -70,13 +84,18 @@ class ExpertCache:
 
     budget_bytes          upper bound of all slots together; more than all experts need is not taken
     num_experts_per_tok   experts that one token needs at once in a layer
+    policy                name of an eviction policy
+    trace                 every pass is written to it; it is closed by whoever opened it
 
-    Raises MemoryBudgetError below `floor_bytes`.
+    Raises MemoryBudgetError below `floor_bytes`, ConfigError for an unknown policy.
     """
 
-    def __init__(self, store: ExpertStore, budget_bytes: int, num_experts_per_tok: int):
-        self._store = store
-        self.clock = np.zeros(1, np.int64)  # "now", int64 (1,): native code stamps what it uses with it, a forward pass moves it on
+    def __init__(
+        self, store: ExpertStore, budget_bytes: int, num_experts_per_tok: int, *, policy: str = DEFAULT_POLICY,
+        trace: TraceWriter | None = None,
+    ):  # fmt: skip
+        self._store, self._policy, self._trace = store, policy, trace
+        self.clock = np.zeros(1, np.int64)  # passes so far, int64 (1,): native code stamps what it uses with it
         self._hits = self._misses = self._read_bytes = self._evictions = 0
         check_floor(budget_bytes, store.expert_bytes, num_experts_per_tok)
         slots = _divide(store, budget_bytes, num_experts_per_tok)
@@ -86,7 +105,7 @@ class ExpertCache:
             self._add_class(size, layers, n_slots)
 
     def _add_class(self, size: int, layers: list[int], n_slots: int) -> None:
-        slot_class = _SlotClass(layers, max(self._store.num_experts[layer] for layer in layers), size, n_slots)
+        slot_class = _SlotClass(layers, max(self._store.num_experts[layer] for layer in layers), size, n_slots, self._policy)
         self._classes.append(slot_class)
         self._place |= {layer: (slot_class, row) for row, layer in enumerate(layers)}
 
@@ -116,7 +135,7 @@ class ExpertCache:
         return slot_class.addresses[row, : self._store.num_experts[layer]]
 
     def stamps(self, layer: int) -> np.ndarray:
-        """int64 (E,): value of `clock` when each expert of `layer` was last used; the smallest are evicted first. Always the same array."""
+        """int64 (E,): value of `clock` when each expert of `layer` was last used; policies read them. Always the same array."""
         slot_class, row = self._place[layer]
         return slot_class.stamps[row, : self._store.num_experts[layer]]
 
@@ -127,14 +146,25 @@ class ExpertCache:
         """
         self.ensure(layer, expert_ids[: self.capacity(layer)])
 
+    def begin_pass(self) -> None:
+        """A forward pass begins: from now on uses are newer."""
+        self.clock += 1
+
+    def end_pass(self, routed: Mapping[int, np.ndarray]) -> None:
+        """A forward pass has ended. routed: by layer, the experts of each token, int64 (T, K)."""
+        for slot_class in self._classes:
+            slot_class.note_pass(routed, int(self.clock[0]))
+        if self._trace is not None:
+            layers = sorted(routed)
+            self._trace.add(len(routed[layers[0]]), [routed[layer] for layer in layers])
+
     def resident(self, layer: int) -> list[int]:
         """The experts of `layer` that are in memory."""
         return np.flatnonzero(self.table(layer)).tolist()
 
     def touch(self, layer: int, expert_ids: Sequence[int] | np.ndarray) -> None:
-        """Note that resident experts were used: counts a hit each and makes them the most recent."""
+        """Note that resident experts were used: counts a hit each and stamps them with this pass."""
         slot_class, row = self._place[layer]
-        self.clock += 1
         slot_class.stamps[row, np.asarray(expert_ids, np.int64)] = self.clock[0]
         self._hits += len(expert_ids)
 
@@ -164,14 +194,14 @@ class ExpertCache:
             slot_class.stamps[row, missing] = self.clock[0]
 
     def _take_slots(self, slot_class: _SlotClass, row: int, kept: set[int], count: int) -> list[int]:
-        """`count` slots, free ones first, then those of the experts used longest ago."""
+        """`count` slots, free ones first, then those of the experts of least value; `capacity` was checked, so there are as many."""
         protected = np.zeros(slot_class.addresses.shape, bool)
         protected[row, list(kept)] = True
-        while len(slot_class.free) < count:
-            victim = slot_class.victim(protected)
-            assert victim is not None, "capacity was checked, so an unprotected resident expert exists"
-            slot_class.free.append(slot_class.release(*victim))
-            self._evictions += 1
+        wanted = count - len(slot_class.free)
+        if wanted > 0:
+            for victim in slot_class.victims(wanted, row, protected, int(self.clock[0])):
+                slot_class.free.append(slot_class.release(*victim))
+            self._evictions += wanted
         return [slot_class.free.pop() for _ in range(count)]
 
     def _load(self, layer: int, expert_ids: list[int], slots: list[int]) -> None:

@@ -18,12 +18,13 @@ from .errors import FormatError, QuantError
 from .quant import FORMATS
 from .safetensors_header import TensorSlot, is_count, read_header, strict_json
 
-FORMAT_VERSION = "1.0"
+FORMAT_VERSION = "1.1"
 MANIFEST_NAME = "colibri.json"
 DENSE_NAME = "dense.safetensors"
 EXPERT_ALIGN = 4096  # direct reads need sectors, and huge pages like round numbers
 PART_ALIGN = 64  # a part starts on a cache line
 PARTS = ("gate_proj", "up_proj", "down_proj")
+OPTIONAL_PARTS = ("gate_proj",)  # experts with relu^2 have none
 KINDS = ("decoder", "encoder")
 CONVERT_AGAIN = "convert it again: colibri-convert --input SOURCE --output DIR"
 READ_BYTES = 1 << 20
@@ -67,13 +68,15 @@ class ExpertsEntry:
     file: str
     num_experts: int
     expert_bytes: int
-    gate_proj: PartEntry
     up_proj: PartEntry
     down_proj: PartEntry
     crc32: tuple[str, ...]
+    gate_proj: PartEntry | None = None
 
-    def part(self, name: str) -> PartEntry:
-        return getattr(self, name)
+    @property
+    def parts(self) -> dict[str, PartEntry]:
+        """The matrices that an expert has, in their order."""
+        return {name: part for name in PARTS if (part := getattr(self, name)) is not None}
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,13 +105,17 @@ class Manifest:
 
     def to_json(self) -> str:
         """The text of colibri.json."""
-        return json.dumps(dataclasses.asdict(self), ensure_ascii=False, indent=1, allow_nan=False) + "\n"
+        data = dataclasses.asdict(self)
+        for layer, entry in self.experts.items():
+            absent = set(OPTIONAL_PARTS) - set(entry.parts)
+            data["experts"][layer] = {key: value for key, value in data["experts"][layer].items() if key not in absent}
+        return json.dumps(data, ensure_ascii=False, indent=1, allow_nan=False) + "\n"
 
 
 def plan_parts(types: dict[str, str], shapes: dict[str, tuple[int, int]]) -> tuple[dict[str, PartEntry], int]:
-    """Offsets of gate | up | down inside an expert, and the padded size of an expert in bytes."""
+    """Offsets of gate | up | down, as many of them as there are, inside an expert, and the padded size of an expert in bytes."""
     parts, at = {}, 0
-    for name in PARTS:
+    for name in (name for name in PARTS if name in shapes):
         rows, cols = shapes[name]
         size = FORMATS[types[name]].bytes_of(rows, cols)
         parts[name] = PartEntry(types[name], (rows, cols), at, size)
@@ -238,11 +245,14 @@ def _part_entry(data: object, where: str, extra: bool) -> PartEntry:
 
 
 def _experts_entry(data: object, where: str, extra: bool) -> ExpertsEntry:
-    fields = _take(data, ExpertsEntry, where, extra)
+    _expect(data, dict, where)
+    assert isinstance(data, dict)
+    fields = _take(dict.fromkeys(OPTIONAL_PARTS) | data, ExpertsEntry, where, extra)
     _expect(fields["file"], str, f"{where}: file")
     count = _count(fields["num_experts"], f"{where}: num_experts", 1)
     _count(fields["expert_bytes"], f"{where}: expert_bytes", 1)
-    parts = {name: _part_entry(fields[name], f"{where}: {name}", extra) for name in PARTS}
+    present = [name for name in PARTS if name in data]
+    parts = {name: _part_entry(fields[name], f"{where}: {name}", extra) for name in present}
     planned, expert_bytes = plan_parts({n: p.type for n, p in parts.items()}, {n: p.shape for n, p in parts.items()})
     if planned != parts or expert_bytes != fields["expert_bytes"]:
         raise FormatError(f"{where}: offsets and sizes are not those of the format (an expert has {expert_bytes} bytes): {CONVERT_AGAIN}")

@@ -1,7 +1,7 @@
 """Prompt tokens -> steps: prefill in chunks, then one token at a time.
 
 In:  a session with the prompt's tokens, a sampler, limits
-Out: `Step`s; after each one the session's tokens and KV cache agree, so a reader may leave at any step
+Out: `Step`s; after each one the session's tokens and state agree, so a reader may leave at any step
 """
 
 import threading
@@ -117,11 +117,10 @@ class Generation:
         with self._session.using(self._turn):
             reused = self._session.rewind_to(self._prompt)
         self.stats = replace(self.stats, reused_tok=reused)
-        chunk, logits = self._session.chunk_tok, None
-        for start in range(reused, len(self._prompt), chunk):
+        logits = None
+        for start, end in self._session.passes(reused, len(self._prompt)):
             if self._limits.cancelled:
                 return None
-            end = min(start + chunk, len(self._prompt))
             logits = self._forward(self._prompt[start:end], prefill=True, last=end == len(self._prompt))
             yield Step("", None, None, self.stats)
         return None if self._limits.cancelled else logits

@@ -12,12 +12,13 @@ from pathlib import Path
 import numpy as np
 
 from .arena import align_up, allocate
+from .blocks.base import TensorSpec
 from .config import ModelConfig
 from .errors import FormatError
 from .file_reader import PIECE_BYTES, FileReader, ParallelReader, ReadRequest
-from .format import DENSE_NAME, MANIFEST_NAME, ExpertsEntry, Manifest, PartEntry, dense_slots
+from .format import DENSE_NAME, MANIFEST_NAME, ExpertsEntry, Manifest, dense_slots
 from .matrix import Matrix
-from .weights import AttentionWeights, ExpertLayout, LayerWeights, MlpWeights, ModelWeights, MoeWeights, PartLayout
+from .weights import ExpertLayout, LayerWeights, ModelWeights, Norm, PartLayout, SublayerWeights
 
 TENSOR_ALIGN = 64  # kernels load whole cache lines
 Progress = Callable[[str, int, int], None]  # what, bytes done, bytes in all
@@ -75,6 +76,19 @@ class _Binder:
         self._take(name, (size,))
         return self._view(name).view(np.float32)
 
+    def spec(self, prefix: str, spec: TensorSpec) -> Matrix | np.ndarray:
+        """The tensor that a block declared."""
+        if len(spec.shape) == 1:
+            return self.vector(prefix + spec.name, spec.shape[0])
+        return self.matrix(prefix + spec.name, spec.shape[0], spec.shape[1], type=spec.type)
+
+    def norm(self, config: ModelConfig, prefix: str, name: str | None) -> Norm | None:
+        """The norm of the residual stream called `name`; None for none."""
+        if name is None:
+            return None
+        found = {field: self.vector(prefix + spec.name, config.hidden_size) for field, spec in config.vectors_of_norm(name).items()}
+        return Norm(config.norm, found["weight"], found.get("bias"))
+
     def _take(self, name: str, shape: tuple[int, ...]):
         entry = self.entries.get(name)
         if entry is None:
@@ -125,75 +139,45 @@ class _Binder:
 
 
 def _bind_model(take: _Binder, config: ModelConfig, layouts: dict[int, ExpertLayout]) -> ModelWeights:
-    wanted = {i for i, routed in enumerate(config.moe_layers) if routed}
-    if wanted != set(layouts):
-        raise FormatError(
-            f"{take.path.parent}: experts for layers {sorted(layouts)}, the config calls for {sorted(wanted)}; convert the model again"
-        )
     embed_tokens = take.matrix("model.embed_tokens.weight", config.vocab_size, config.hidden_size)
+    _check_experts(take.path.parent, config, layouts)
     lm_head = embed_tokens if config.tie_word_embeddings else take.matrix("lm_head.weight", config.vocab_size, config.hidden_size)
-    norm = take.vector("model.norm.weight", config.hidden_size)
-    layers = [_bind_layer(take, config, i, layouts.get(i)) for i in range(config.num_hidden_layers)]
-    return ModelWeights(embed_tokens, norm, lm_head, layers)
+    bias = take.vector("lm_head.bias", config.vocab_size) if config.lm_head_bias else None
+    layers = tuple(_bind_layer(take, config, i, layouts.get(i)) for i in range(config.num_hidden_layers))
+    return ModelWeights(embed_tokens, take.norm(config, "model.", "norm"), lm_head, layers, bias)
 
 
 def _bind_layer(take: _Binder, config: ModelConfig, index: int, layout: ExpertLayout | None) -> LayerWeights:
-    prefix = f"model.layers.{index}."
-    return LayerWeights(
-        input_layernorm=take.vector(prefix + "input_layernorm.weight", config.hidden_size),
-        post_attention_layernorm=take.vector(prefix + "post_attention_layernorm.weight", config.hidden_size),
-        attention=_bind_attention(take, config, prefix + "self_attn."),
-        mlp=None if layout else _bind_mlp(take, prefix + "mlp.", config.hidden_size, config.intermediate_size),
-        moe=_bind_moe(take, config, prefix + "mlp.", layout) if layout else None,
-    )
-
-
-def _bind_attention(take: _Binder, config: ModelConfig, prefix: str) -> AttentionWeights:
-    D, q_size, kv_size = config.hidden_size, config.q_size, config.kv_size
-    sizes = {"q": q_size, "k": kv_size, "v": kv_size, "o": D}
-    biased = {"q": config.attention_bias, "k": config.attention_bias, "v": config.attention_bias, "o": config.attention_out_bias}
-    biases = {f"{p}_bias": take.vector(f"{prefix}{p}_proj.bias", sizes[p]) for p in sizes if biased[p]}
-    norms = {}
-    if config.qk_norm is not None:
-        q_width, k_width = (config.head_dim, config.head_dim) if config.qk_norm == "head" else (q_size, kv_size)
-        norms = {"q_norm": take.vector(prefix + "q_norm.weight", q_width), "k_norm": take.vector(prefix + "k_norm.weight", k_width)}
-    return AttentionWeights(
-        q_proj=take.matrix(prefix + "q_proj.weight", q_size, D),
-        k_proj=take.matrix(prefix + "k_proj.weight", kv_size, D),
-        v_proj=take.matrix(prefix + "v_proj.weight", kv_size, D),
-        o_proj=take.matrix(prefix + "o_proj.weight", D, q_size),
-        **biases,
-        **norms,
-    )
-
-
-def _bind_mlp(take: _Binder, prefix: str, hidden: int, width: int) -> MlpWeights:
-    return MlpWeights(
-        gate_proj=take.matrix(prefix + "gate_proj.weight", width, hidden),
-        up_proj=take.matrix(prefix + "up_proj.weight", width, hidden),
-        down_proj=take.matrix(prefix + "down_proj.weight", hidden, width),
-    )
-
-
-def _bind_moe(take: _Binder, config: ModelConfig, prefix: str, layout: ExpertLayout) -> MoeWeights:
-    D, F = config.hidden_size, config.moe_intermediate_size
-    found = [layout.num_experts, *((p.rows, p.cols) for p in (layout.gate_proj, layout.up_proj, layout.down_proj))]
-    if found != [config.num_experts, (F, D), (F, D), (D, F)]:
-        raise FormatError(
-            f"{take.path.parent}: layer {layout.layer} has experts of {found}, "
-            f"the config calls for {[config.num_experts, (F, D), (F, D), (D, F)]}; convert the model again"
+    prefix, layer = f"model.layers.{index}.", config.layers[index]
+    sublayers = tuple(
+        SublayerWeights(
+            fields={field: take.spec(prefix, spec) for field, spec in sub.block.tensors(config.hidden_size).items()},
+            input_norm=take.norm(config, prefix, sub.input_norm),
+            output_norm=take.norm(config, prefix, sub.output_norm),
+            experts=layout if sub.block.experts(config.hidden_size) else None,
         )
-    shared = config.shared_expert_intermediate_size
-    return MoeWeights(
-        router=take.matrix(prefix + "gate.weight", config.num_experts, D, type="f32"),
-        experts=layout,
-        shared=_bind_mlp(take, prefix + "shared_expert.", D, shared) if shared else None,
-        shared_gate=take.matrix(prefix + "shared_expert_gate.weight", 1, D, type="f32") if shared else None,
+        for sub in layer.sublayers
     )
+    return LayerWeights(sublayers, None if layer.scalar is None else take.vector(prefix + layer.scalar, 1))
+
+
+def _check_experts(folder: Path, config: ModelConfig, layouts: dict[int, ExpertLayout]) -> None:
+    """Refuse a manifest whose experts are not those that the config calls for."""
+    wanted = config.experts
+    if set(wanted) != set(layouts):
+        raise FormatError(
+            f"{folder}: experts for layers {sorted(layouts)}, the config calls for {sorted(wanted)}; convert the model again"
+        )
+    for layer, shape in wanted.items():
+        layout = layouts[layer]
+        found = layout.num_experts, tuple((name, (part.rows, part.cols)) for name, part in layout.parts.items())
+        if found != (shape.num_experts, shape.parts):
+            raise FormatError(
+                f"{folder}: layer {layer} has experts of {found}, the config calls for {(shape.num_experts, shape.parts)}; "
+                "convert the model again"
+            )
 
 
 def _layout(layer: int, entry: ExpertsEntry) -> ExpertLayout:
-    def part(found: PartEntry) -> PartLayout:
-        return PartLayout(found.type, *found.shape, found.offset, found.bytes)
-
-    return ExpertLayout(layer, entry.num_experts, entry.expert_bytes, part(entry.gate_proj), part(entry.up_proj), part(entry.down_proj))
+    parts = {name: PartLayout(part.type, *part.shape, part.offset, part.bytes) for name, part in entry.parts.items()}
+    return ExpertLayout(layer, entry.num_experts, entry.expert_bytes, parts)

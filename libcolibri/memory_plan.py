@@ -199,7 +199,7 @@ def reserve_bytes(available: int) -> int:
 def choose_context(wished: int | None, longest: int, bytes_of: Callable[[int], int], needs: Needs, available: int) -> int:
     """The context length: as wished, or min(longest, 4096), halved down to 512 while memory is short.
 
-    bytes_of   context length -> bytes of a session's KV cache and of the activations
+    bytes_of   context length -> bytes of a session's state and of the activations
 
     Raises ConfigError for a wish beyond what the model's positions allow.
     """

@@ -11,15 +11,18 @@ import numpy as np
 
 from .arena import align_up, allocate
 from .kernels.activations import BLOCK, COLS
-from .kernels.attention import KV_F16, KV_F32, make_attention, make_rope_append
+from .kernels.attention import GATES, KV_F16, KV_F32, make_attention, make_gate, make_rope_append
 from .kernels.dots import FLOATS, IDS
 from .kernels.elementwise import make_activate, make_add_vector, make_clip
 from .kernels.embed import make_embed
+from .kernels.ffn import ACTIVATIONS
 from .kernels.kernel_set import KernelSet
 from .kernels.matrix import make_gate_up, make_product
-from .kernels.norm import make_norm
+from .kernels.norm import make_layer_norm, make_norm
+from .kernels.residual import make_add_scaled, make_scale, make_softcap
 from .matrix import Matrix
 from .program import Program
+from .weights import Norm
 
 LANES = 16
 
@@ -92,8 +95,9 @@ class Recorder:
         """A float32 operand, which goes by address."""
         return np.array([value], np.float32)
 
-    def activation(self, name: str, x: Rows, wanted: frozenset[str], weight: np.ndarray | None = None, epsilon: float = 0.0) -> Activation:
-        """RMS norm (with a weight, padded) and rounding of x, in the wanted forms: "rows", "panels"."""
+    def activation(self, name: str, x: Rows, wanted: frozenset[str], norm: Norm | None = None) -> Activation:
+        """Norm (none: as it is) and rounding of x, in the wanted forms: "rows", "panels"."""
+        weight, epsilon = (None, 0.0) if norm is None else (padded_vector(norm.weight), norm.config.eps)
         rows, rows_stride, rows_private = self._row_target(x, wanted, weight)
         panels, panel_bytes, panels_private = None, x.cols // COLS * BLOCK, 0
         if "panels" in wanted:
@@ -109,8 +113,15 @@ class Recorder:
             self.n_tok, x.data, x.stride, x.cols, x.padded, 0 if weight is None else weight, self.scalar(epsilon), *row_slots,
             0 if panels is None else panels, panels_private, self.scratch, self.scratch_bytes,
         ]  # fmt: skip
-        self.program.record(name, self.kernels.get(make_norm, self.kernels.width), slots, barrier=not self.private)
+        self._record_norm(name, self.kernels.width, slots, None if norm is None else norm.bias, barrier=not self.private)
         return done
+
+    def _record_norm(self, name: str, width: int, slots: list, bias: np.ndarray | None, *, barrier: bool = True) -> None:
+        """RMS norm, or with a bias LayerNorm; `slots` are those of make_norm."""
+        if bias is None:
+            self.program.record(name, self.kernels.get(make_norm, width), slots, barrier=barrier)
+        else:
+            self.program.record(name, self.kernels.get(make_layer_norm, width), [*slots, padded_vector(bias)], barrier=barrier)
 
     def _row_target(self, x: Rows, wanted: frozenset[str], weight: np.ndarray | None) -> tuple[np.ndarray | None, int, int]:
         """float32 rows of an activation: x itself when there is no norm, else a buffer."""
@@ -130,32 +141,52 @@ class Recorder:
         self, name: str, matrix: Matrix, x: Activation, out: Rows, *, bias: np.ndarray | None = None, onto: Rows | None = None,
         barrier: bool = True,
     ) -> None:  # fmt: skip
-        """out = matrix @ x, plus a bias or a residual."""
+        """out = matrix @ x, plus a bias, a residual, or both."""
         groups, blocks, tile_bytes = matrix.tiles.shape
         base: list = [0, 0]
         if bias is not None:
             base = [padded_vector(bias), 0]
-        if onto is not None:
+        if onto is not None:  # the kernel adds one thing; the other one follows
             base = [onto.data, onto.stride]
         given = self._input_slots(matrix.type, x)
         slots = [matrix.tiles, groups, blocks * tile_bytes, blocks, *given, self.n_tok, out.data, out.stride, *base]
         kernel = self.kernels.get(make_product, IDS[matrix.type], self.kernels.width, self.kernels.lanes)
-        self.program.record(f"{name} {matrix.type}", kernel, slots, barrier=barrier)
+        both = bias is not None and onto is not None
+        self.program.record(f"{name} {matrix.type}", kernel, slots, barrier=barrier or both)
+        if bias is not None and onto is not None:
+            self.add_vector(f"{name} bias", out, bias)
 
-    def gate_up(self, name: str, gate: Matrix, up: Matrix, x: Activation, out: Rows, spare: Rows) -> None:
-        """out = silu(gate @ x) * (up @ x); `spare` has out's shape and is used when the two tensor types differ."""
-        if gate.type != up.type:
-            self.product(f"{name} gate", gate, x, out, barrier=False)
-            self.product(f"{name} up", up, x, spare)
-            slots = [self.n_tok, out.data, spare.data, out.stride, out.padded]
-            self.program.record(f"{name} silu", self.kernels.get(make_activate), slots)
+    def gate_up(
+        self, name: str, gate: Matrix, up: Matrix | None, x: Activation, out: Rows, spare: Rows, *, activation: str = "silu",
+        limit: float = 0.0, gate_bias: np.ndarray | None = None, up_bias: np.ndarray | None = None,
+    ) -> None:  # fmt: skip
+        """out = an activation of kernels/ffn.py applied to gate @ x and up @ x (no up: to gate @ x), each plus its bias.
+
+        `spare` has out's shape and is used when the two tensor types differ.
+        """
+        kind, bound = ACTIVATIONS[activation], self.scalar(limit)
+        if up is None or gate.type != up.type:
+            self.product(f"{name} gate", gate, x, out, bias=gate_bias, barrier=up is None)
+            if up is not None:
+                self.product(f"{name} up", up, x, spare, bias=up_bias)
+            self.activate(name, out, None if up is None else spare, activation, limit=limit)
             return
         groups, blocks, tile_bytes = gate.tiles.shape
+        biases = [0 if bias is None else padded_vector(bias) for bias in (gate_bias, up_bias)]
         slots = [
             gate.tiles, up.tiles, groups, blocks * tile_bytes, blocks, *self._input_slots(gate.type, x), self.n_tok, out.data, out.stride,
+            *biases, bound,
         ]  # fmt: skip
-        kernel = self.kernels.get(make_gate_up, IDS[gate.type], self.kernels.width, self.kernels.lanes)
+        kernel = self.kernels.get(make_gate_up, IDS[gate.type], self.kernels.width, self.kernels.lanes, kind)
         self.program.record(f"{name} {gate.type}", kernel, slots)
+
+    def activate(self, name: str, gate: Rows, up: Rows | None, activation: str, *, limit: float = 0.0, first: int = 0) -> None:
+        """gate = an activation of kernels/ffn.py applied to gate and the columns of up from `first` on."""
+        slots = [
+            self.n_tok, gate.data, gate.stride, *([0, 0] if up is None else [up.data[:, first:], up.stride]), gate.padded,
+            self.scalar(limit),
+        ]  # fmt: skip
+        self.program.record(f"{name} {activation}", self.kernels.get(make_activate, ACTIVATIONS[activation]), slots)
 
     def embed(self, name: str, table: Matrix, ids: np.ndarray, out: Rows) -> None:
         """out[t] = row ids[t] of the table."""
@@ -163,13 +194,28 @@ class Recorder:
         slots = [self.n_tok, ids, table.tiles, blocks * tile_bytes, blocks, out.data, out.stride]
         self.program.record(name, self.kernels.get(make_embed, IDS[table.type]), slots)
 
-    def norm_in_place(self, name: str, x: Rows, weight: np.ndarray, epsilon: float) -> None:
-        """RMS norm of whole rows where they are; ranks share tokens."""
+    def norm_in_place(self, name: str, x: Rows, weight: np.ndarray, epsilon: float, bias: np.ndarray | None = None) -> None:
+        """RMS norm, with a bias LayerNorm, of whole rows where they are; ranks share tokens. The weight is padded."""
         slots = [
             self.n_tok, x.data, x.stride, x.cols, x.padded, weight, self.scalar(epsilon), x.data, x.stride, 0, 0, 0, self.scratch,
             self.scratch_bytes,
         ]  # fmt: skip
-        self.program.record(name, self.kernels.get(make_norm, 1), slots)
+        self._record_norm(name, 1, slots, bias)
+
+    def scale(self, name: str, x: Rows, factor: np.ndarray) -> None:
+        """x *= factor, float32 (1,)."""
+        self.program.record(name, self.kernels.get(make_scale), [self.n_tok, x.data, x.stride, x.padded, factor])
+
+    def softcap(self, name: str, x: Rows, cap: float) -> None:
+        """x = cap * tanh(x / cap)."""
+        self.program.record(name, self.kernels.get(make_softcap), [self.n_tok, x.data, x.stride, x.padded, self.scalar(cap)])
+
+    def add_normed(self, name: str, x: Rows, y: Rows, norm: Norm | None, factor: float) -> None:
+        """x += factor * norm(y); y is overwritten."""
+        if norm is not None:
+            self.norm_in_place(f"{name} norm", y, padded_vector(norm.weight), norm.config.eps, norm.bias)
+        slots = [self.n_tok, x.data, x.stride, x.padded, self.scalar(factor), y.data, y.stride]
+        self.program.record(name, self.kernels.get(make_add_scaled), slots)
 
     def add_vector(self, name: str, x: Rows, vector: np.ndarray) -> None:
         """x += vector in every row."""
@@ -181,28 +227,67 @@ class Recorder:
         self.program.record(name, self.kernels.get(make_clip), slots, barrier=barrier)
 
     def rope_append(
-        self, start: np.ndarray, q: Rows, k: Rows, v: Rows, head_dim: int, table: np.ndarray, norms: tuple, epsilon: float,
-        descriptor: int, kv_dtype: np.dtype,
+        self, start: np.ndarray, q: Rows, k: Rows | None, v: Rows | None, head_dim: int, table: np.ndarray | None, norms: tuple,
+        epsilon: float, descriptor: int, kv_dtype: np.dtype, *, q_head: int = 0, v_dim: int = 0, norm_last: bool = False,
+        v_norm: np.ndarray | None = None, v_factor: float = 1.0, q_factors: np.ndarray | None = None,
     ) -> None:  # fmt: skip
-        """Turn q and k by their positions and append k and v to the cache; `norms` are q's and k's per-head weights or None."""
+        """Turn q and k by their positions and append k and v to the cache.
+
+        k, v        None: nothing is appended; v may be k's rows
+        table       float32 (positions, rotary columns) from rope.py; None: nothing turns
+        norms       q's and k's per-head weights or None, applied before the rotation, or after it with norm_last; v_norm likewise
+        q_head      columns from one head of q to the next (0: head_dim)
+        v_dim       columns of a head of v (0: head_dim)
+        v_factor    v is multiplied by it; q_factors: float32 (positions,) that q is multiplied by
+        """
+        q_head, v_dim = q_head or head_dim, v_dim or head_dim
+        kv_heads = 0 if k is None else k.cols // head_dim
         slots = [
-            self.n_tok, start, q.data, q.stride, q.cols // head_dim, k.data, v.data, k.stride, k.cols // head_dim, head_dim, table,
-            *(0 if weight is None else weight for weight in norms), self.scalar(epsilon), descriptor, self.scratch, self.scratch_bytes,
+            self.n_tok, start, q.data, q.stride, 4 * q_head, q.cols // q_head, *_rows_slots(k), *_rows_slots(v), kv_heads, head_dim, v_dim,
+            *((0, 0) if table is None else (table, table.shape[1])), *(0 if weight is None else weight for weight in (*norms, v_norm)),
+            int(norm_last), self.scalar(epsilon), 0 if q_factors is None else q_factors, self.scalar(v_factor), descriptor, self.scratch,
+            self.scratch_bytes,
         ]  # fmt: skip
         self.program.record("rope + append", self.kernels.get(make_rope_append, kv_format(kv_dtype)), slots)
 
     def attention(
         self, start: np.ndarray, q: Rows, kv_heads: int, head_dim: int, descriptor: int, kv_dtype: np.dtype, window: int, out: Rows,
-        scores: np.ndarray, scores_bytes: int, scores_row_bytes: int,
+        scores: np.ndarray, scores_bytes: int, scores_row_bytes: int, *, q_head: int = 0, v_dim: int = 0, scale: float | None = None,
+        softcap: float = 0.0, sinks: np.ndarray | None = None, chunk: int = 0,
     ) -> None:  # fmt: skip
-        """out = attention of q over the cache."""
-        heads = q.cols // head_dim
+        """out = attention of q over the cache.
+
+        q_head, v_dim   as in rope_append
+        scale           of q . k; None: head_dim ** -0.5
+        softcap         scores become softcap * tanh(score / softcap); 0.0: they stay
+        sinks           float32 (heads,): one more score per head, whose value is 0
+        window, chunk   positions from p - window + 1 on, from the last multiple of chunk on; 0: all
+        """
+        q_head, v_dim = q_head or head_dim, v_dim or head_dim
+        heads = q.cols // q_head
         group = head_bundle(heads // kv_heads)
         slots = [
-            self.n_tok, start, q.data, q.stride, heads, kv_heads, head_dim, descriptor, self.scalar(head_dim**-0.5), window, out.data,
-            out.stride, scores, scores_bytes, scores_row_bytes,
+            self.n_tok, start, q.data, q.stride, 4 * q_head, heads, kv_heads, head_dim, v_dim, descriptor,
+            self.scalar(head_dim**-0.5 if scale is None else scale), self.scalar(softcap), 0 if sinks is None else sinks, window, chunk,
+            out.data, out.stride, scores, scores_bytes, scores_row_bytes,
         ]  # fmt: skip
         self.program.record("attention", self.kernels.get(make_attention, kv_format(kv_dtype), group), slots)
+
+    def gate(self, name: str, x: Rows, heads: int, gates: Rows, function: str, *, first: int = 0, gate_head: int = 0) -> None:
+        """x *= function(gates), "sigmoid" or "softplus", head by head.
+
+        first, gate_head   column of the first head's gates, columns from one head's gates to the next; 0: one gate per head
+        """
+        slots = [
+            self.n_tok, x.data, x.stride, heads, x.cols // heads, gates.data[:, first:], gates.stride, 4 * (gate_head or 1),
+            int(gate_head == 0), GATES[function],
+        ]  # fmt: skip
+        self.program.record(name, self.kernels.get(make_gate), slots)
+
+
+def _rows_slots(rows: Rows | None) -> list:
+    """Address and stride."""
+    return [0, 0] if rows is None else [rows.data, rows.stride]
 
 
 def kv_format(dtype: np.dtype) -> int:

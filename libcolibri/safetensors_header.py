@@ -35,8 +35,11 @@ class TensorSlot:
         return self.end - self.start
 
 
-def strict_json(raw: bytes, what: str) -> dict[str, Any]:
-    """A JSON object in UTF-8 without duplicate keys or NaN; FormatError otherwise."""
+def strict_json(raw: bytes, what: str, *, bare_constants: bool = False) -> dict[str, Any]:
+    """A JSON object in UTF-8 without duplicate keys; FormatError otherwise.
+
+    bare_constants   Python's Infinity and NaN, which are not JSON, are read as {"__float__": "Infinity"}, as newer writers spell them
+    """
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         result = dict(pairs)
@@ -45,7 +48,9 @@ def strict_json(raw: bytes, what: str) -> dict[str, Any]:
             raise ValueError(f"duplicate key {next(n for n in names if names.count(n) > 1)!r}")
         return result
 
-    def constant(text: str) -> float:
+    def constant(text: str) -> dict[str, str]:
+        if bare_constants:
+            return {"__float__": text}
         raise ValueError(f"{text} is not JSON")
 
     try:

@@ -1,4 +1,4 @@
-"""One timeline of tokens: what has been read and written so far, and the KV cache of it.
+"""One timeline of tokens: what has been read and written so far, and the state of the model after them.
 
 In:  an engine, prompts as text, messages or token ids
 Out: `Step`s, logits; a file that resumes the timeline later
@@ -23,23 +23,25 @@ if TYPE_CHECKING:
     from .engine import Engine, Pass
     from .sampler import SamplingParams
 
-SESSION_FORMAT = "colibri-session-1"
+SESSION_FORMAT = "colibri-session-2"
 _MARK = re.compile("\ue000(\\d+)\ue001")  # stands for a content while the template is rendered; private-use characters
+MARK_TOK = 16  # a prompt ends with the opening of an answer, which the next prompt may spell in another way: the mark lies before it
 LOGITS_CHUNK_TOK = 32  # logits of a large vocabulary are 0.6 MB a position
 
 
 class Session:
-    """Tokens and KV cache of one conversation; made by `Engine.new_session`.
+    """Tokens and state of one conversation; made by `Engine.new_session`.
 
-    tokens   every token so far, prompt and completion; the KV cache covers a prefix of it
+    tokens   every token so far, prompt and completion; the state covers a prefix of it
 
     One generation at a time: a newer one makes an older, unfinished iterator raise. Different sessions may run on different threads.
     """
 
     def __init__(self, engine: "Engine"):
         self._engine = engine
-        self._kv = engine.new_kv_cache()
+        self._state = engine.new_state()
         self.tokens: list[int] = []
+        self._mark = 0  # where the state is to be remembered
         self._turn = 0
         self._in_use = threading.Lock()
 
@@ -130,8 +132,8 @@ class Session:
 
     @property
     def is_full(self) -> bool:
-        """Whether the KV cache has no room for another position."""
-        return self._kv.n_tok >= self._engine.context_length
+        """Whether the state has no room for another position."""
+        return self._state.n_tok >= self._engine.context_length
 
     @property
     def chunk_tok(self) -> int:
@@ -144,8 +146,15 @@ class Session:
         return min(LOGITS_CHUNK_TOK, self._engine.prefill_chunk)
 
     @property
-    def kv_bytes(self) -> int:
-        return self._kv.nbytes
+    def state_bytes(self) -> int:
+        return self._state.nbytes
+
+    def passes(self, first: int, end: int) -> Iterator[tuple[int, int]]:
+        """Bounds of the passes that evaluate positions first .. end - 1; one of them ends at the mark that `rewind_to` has set."""
+        while first < end:
+            last = min(first + self.chunk_tok, self._mark if first < self._mark else end)
+            yield first, last
+            first = last
 
     def begin_turn(self) -> int:
         """Make the caller's the only generation that may continue."""
@@ -167,34 +176,38 @@ class Session:
     def rewind_to(self, token_ids: Sequence[int]) -> int:
         """Forget everything after the common prefix with `token_ids`, whose last token is always evaluated anew for its logits.
 
-        Returns the length of the prefix that stays.
+        Returns the length of the prefix that stays; less than the common one where the state can only go back to an earlier snapshot.
         """
-        known = min(self._kv.n_tok, len(token_ids) - 1, len(self.tokens))
+        known = min(self._state.n_tok, len(token_ids) - 1, len(self.tokens))
         same = next((i for i in range(known) if self.tokens[i] != token_ids[i]), known)
-        self._kv.truncate(same)
-        del self.tokens[same:]
-        return same
+        kept = self._state.truncate(same)
+        del self.tokens[kept:]
+        self._mark = len(token_ids) - MARK_TOK if self._state.forgets and len(token_ids) - kept > MARK_TOK else len(token_ids)
+        return kept
 
     def extend(self, token_ids: Sequence[int], logits: str = "none") -> "Pass":
-        """Evaluate tokens after the KV cache's end; what `tokens` had from there on is replaced by them.
+        """Evaluate tokens after the state's end; what `tokens` had from there on is replaced by them.
 
         logits   "none", "last" or "all", as in Engine.forward
         """
-        if self._kv.n_tok + len(token_ids) > self._engine.context_length:
-            raise ContextLengthError(self._kv.n_tok + len(token_ids), self._engine.context_length)
-        # Tokens first: should the pass be interrupted, the KV cache still covers only what `tokens` holds.
-        self.tokens[self._kv.n_tok :] = token_ids
-        return self._engine.forward(self._kv, token_ids, logits)
+        if self._state.n_tok + len(token_ids) > self._engine.context_length:
+            raise ContextLengthError(self._state.n_tok + len(token_ids), self._engine.context_length)
+        # Tokens first: should the pass be interrupted, the state still covers only what `tokens` holds.
+        self.tokens[self._state.n_tok :] = token_ids
+        done = self._engine.forward(self._state, token_ids, logits)
+        if self._state.n_tok == self._mark:
+            self._state.snapshot()
+        return done
 
     def note_sampled(self, token_id: int) -> None:
-        """Append a token that has no KV entry yet."""
+        """Append a token that has not been evaluated yet."""
         self.tokens.append(token_id)
 
     def reset(self) -> None:
         """Forget everything; the memory stays reserved."""
         self.begin_turn()
         with self.using():
-            self._kv.truncate(0)
+            self._state.truncate(0)
             self.tokens.clear()
 
     def logits(self, token_ids: Sequence[int]) -> np.ndarray:
@@ -213,12 +226,12 @@ class Session:
     # --- resuming later
 
     def save(self, path: str | Path) -> None:
-        """Write tokens and KV cache to a safetensors file, complete or not at all."""
+        """Write tokens and state to a safetensors file, complete or not at all."""
         path = Path(path)
         with self.using():
-            k, v = self._kv.export()
-            metadata = {"format": SESSION_FORMAT, "model": self._engine.fingerprint, "n_tok": str(self._kv.n_tok)}
-            arrays = {"tokens": np.array(self.tokens, np.int64), "k": k, "v": v}
+            self._state.truncate(self._state.n_tok)  # an interrupted pass may have left it halfway
+            metadata = {"format": SESSION_FORMAT, "model": self._engine.fingerprint, "n_tok": str(self._state.n_tok)}
+            arrays = self._state.export() | {"tokens": np.array(self.tokens, np.int64)}
         partial = path.with_name(path.name + ".partial")
         save_file(arrays, partial, metadata)
         os.replace(partial, path)
@@ -235,9 +248,9 @@ class Session:
         session = cls(engine)
         session.tokens = session._check_ids(tokens)
         try:
-            session._kv.restore(arrays["k"], arrays["v"], n_tok)
-        except (KeyError, ValueError) as error:
-            raise FormatError(f"{path}: its KV cache is not one of this model ({error}): start a new session") from error
+            session._state.restore(arrays, n_tok)
+        except ValueError as error:
+            raise FormatError(f"{path}: its state is not one of this model ({error}): start a new session") from error
         return session
 
 
@@ -254,7 +267,7 @@ def _read_session(path: Path, fingerprint: str) -> tuple[list[int], int, dict[st
         raise FormatError(f"{path}: was saved with another model: open that one, or start a new session")
     tokens, n_tok = arrays.pop("tokens", None), metadata.get("n_tok", "")
     if tokens is None or tokens.dtype != np.int64 or tokens.ndim != 1 or not n_tok.isdecimal() or int(n_tok) > len(tokens):
-        raise FormatError(f"{path}: its tokens and KV cache do not agree: it is damaged, start a new session")
+        raise FormatError(f"{path}: its tokens and state do not agree: it is damaged, start a new session")
     return tokens.tolist(), int(n_tok), arrays
 
 

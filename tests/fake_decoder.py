@@ -1,4 +1,4 @@
-"""A decoder, KV cache, team and tokenizer in a few lines of numpy, for everything above them.
+"""A decoder, state, team and tokenizer in a few lines of numpy, for everything above them.
 
 The toy model's logits depend on every token before a position, so a wrong prefix, a lost token or a mixed-up session changes them.
 """
@@ -10,8 +10,10 @@ import numpy as np
 from libcolibri.engine import Parts
 
 
-class FakeKVCache:
-    """Remembers the tokens themselves."""
+class FakeState:
+    """Remembers the tokens themselves; goes back to any of them."""
+
+    forgets = False
 
     def __init__(self, context_length: int):
         self.context_length, self.n_tok = context_length, 0
@@ -19,20 +21,41 @@ class FakeKVCache:
         self.nbytes = self.seen.nbytes
 
     @staticmethod
-    def bytes_for(config, context_length: int, dtype: type = np.float16) -> int:
+    def bytes_for(states, context_length: int, chunk_tok: int, dtype: type = np.float16) -> int:
         return 8 * context_length
 
-    def truncate(self, n_tok: int) -> None:
+    def truncate(self, n_tok: int) -> int:
         assert 0 <= n_tok <= self.n_tok
         self.n_tok = n_tok
+        return n_tok
 
-    def export(self) -> tuple[np.ndarray, np.ndarray]:
-        return self.seen[: self.n_tok].copy(), np.zeros(1, np.float16)
+    def snapshot(self) -> None:
+        assert not self.forgets
 
-    def restore(self, k: np.ndarray, v: np.ndarray, n_tok: int) -> None:
-        if k.shape != (n_tok,):
-            raise ValueError(f"{k.shape} does not fit {n_tok}")
-        self.seen[:n_tok], self.n_tok = k, n_tok
+    def export(self) -> dict[str, np.ndarray]:
+        return {"seen": self.seen[: self.n_tok].copy()}
+
+    def restore(self, arrays: dict[str, np.ndarray], n_tok: int) -> None:
+        if arrays["seen"].shape != (n_tok,):
+            raise ValueError(f"{arrays['seen'].shape} does not fit {n_tok}")
+        self.seen[:n_tok], self.n_tok = arrays["seen"], n_tok
+
+
+class FakeForgetfulState(FakeState):
+    """Goes back to its newest snapshot only."""
+
+    forgets = True
+
+    def __init__(self, context_length: int):
+        super().__init__(context_length)
+        self.snapshots: list[int] = []
+
+    def truncate(self, n_tok: int) -> int:
+        self.snapshots = [n for n in self.snapshots if n <= n_tok]
+        return super().truncate(n_tok if n_tok == self.n_tok else max(self.snapshots, default=0))
+
+    def snapshot(self) -> None:
+        self.snapshots.append(self.n_tok)
 
 
 def toy_logits(tokens, vocab_size: int) -> np.ndarray:
@@ -46,7 +69,7 @@ def toy_logits(tokens, vocab_size: int) -> np.ndarray:
 class FakeDecoder:
     """Counts and records its calls; asks the expert cache as a real one would."""
 
-    delay_s = 0.0
+    delay_s, state_type = 0.0, FakeState
 
     def __init__(self, config, weights, team, experts, *, context_length, max_chunk_tok=512, kv_dtype=None):
         self.config, self.weights, self.team, self.experts = config, weights, team, experts
@@ -59,33 +82,33 @@ class FakeDecoder:
     def activation_bytes(config, max_chunk_tok: int, context_length: int, threads: int) -> int:
         return 4 * config.hidden_size * max_chunk_tok
 
-    def new_kv_cache(self, context_length: int) -> FakeKVCache:
+    def new_state(self, context_length: int) -> FakeState:
         assert context_length == self.context_length
-        return FakeKVCache(context_length)
+        return self.state_type(context_length)
 
-    def forward(self, kv: FakeKVCache, token_ids: np.ndarray, logits: str = "last"):
+    def forward(self, state: FakeState, token_ids: np.ndarray, logits: str = "last"):
         assert token_ids.dtype == np.int64 and 1 <= len(token_ids) <= self.max_chunk_tok and not self.team.closed
-        assert kv.n_tok + len(token_ids) <= kv.context_length
+        assert state.n_tok + len(token_ids) <= state.context_length
         assert self.inside == 0, "two forward passes at once"
         self.inside += 1
         time.sleep(self.delay_s)
         self.calls.append((len(token_ids), logits))
-        kv.seen[kv.n_tok : kv.n_tok + len(token_ids)] = token_ids
-        first = kv.n_tok
-        kv.n_tok += len(token_ids)
+        state.seen[state.n_tok : state.n_tok + len(token_ids)] = token_ids
+        first = state.n_tok
+        state.n_tok += len(token_ids)
         if self.experts is not None:
-            self.experts.clock[0] += 1
+            self.experts.begin_pass()
             self._use_experts(token_ids)
-        rows = [toy_logits(kv.seen[: i + 1], self.config.vocab_size) for i in range(first, kv.n_tok)] if logits != "none" else []
+        rows = [toy_logits(state.seen[: i + 1], self.config.vocab_size) for i in range(first, state.n_tok)] if logits != "none" else []
         self.inside -= 1
         return None if logits == "none" else rows[-1] if logits == "last" else np.stack(rows)
 
     def _use_experts(self, token_ids: np.ndarray) -> None:
         K = self.config.num_experts_per_tok
-        for layer, routed in enumerate(self.config.moe_layers):
-            for token in token_ids if routed else ():
+        for layer, shape in self.config.experts.items():
+            for token in token_ids:
                 table, stamps = self.experts.table(layer), self.experts.stamps(layer)
-                left = [(int(token) + layer + k) % self.config.num_experts for k in range(K)]
+                left = [(int(token) + layer + k) % shape.num_experts for k in range(K)]
                 self.expert_counters += [sum(table[e] != 0 for e in left), sum(table[e] == 0 for e in left)]
                 while left:  # what is resident is used up, then the rest is asked for
                     for expert in [e for e in left if table[e]]:
@@ -94,6 +117,10 @@ class FakeDecoder:
                     if left:
                         self.experts.bring_in(layer, np.array(left))
                         assert any(table[e] for e in left)
+
+
+class ForgetfulDecoder(FakeDecoder):
+    state_type = FakeForgetfulState
 
 
 class FakeTeam:
@@ -185,7 +212,7 @@ class ScriptSampler:
 def fake_parts(**changes) -> Parts:
     parts = {
         "decoder": FakeDecoder,
-        "kv_cache": FakeKVCache,
+        "state": FakeState,
         "team": FakeTeam,
         "load_tokenizer": lambda path, entry: FakeTokenizer(),
         "load_chat_template": lambda path: FakeTemplate(),

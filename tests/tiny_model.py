@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from libcolibri.config import ModelConfig
+from libcolibri.blocks.base import ExpertShape
 from libcolibri.format import (
     DENSE_NAME,
     EXPERT_ALIGN,
@@ -45,50 +45,6 @@ TINY_MOE = {
 }
 
 
-def tensor_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """Every dense tensor of a model with this config, by Hugging Face name."""
-    D, q, kv = config.hidden_size, config.q_size, config.kv_size
-    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (config.vocab_size, D), "model.norm.weight": (D,)}
-    if not config.tie_word_embeddings:
-        shapes["lm_head.weight"] = (config.vocab_size, D)
-    for i in range(config.num_hidden_layers):
-        layer = f"model.layers.{i}."
-        attn, mlp = layer + "self_attn.", layer + "mlp."
-        shapes |= {layer + "input_layernorm.weight": (D,), layer + "post_attention_layernorm.weight": (D,)}
-        shapes |= {
-            attn + "q_proj.weight": (q, D),
-            attn + "k_proj.weight": (kv, D),
-            attn + "v_proj.weight": (kv, D),
-            attn + "o_proj.weight": (D, q),
-        }
-        if config.attention_bias:
-            shapes |= {attn + "q_proj.bias": (q,), attn + "k_proj.bias": (kv,), attn + "v_proj.bias": (kv,)}
-        if config.attention_out_bias:
-            shapes[attn + "o_proj.bias"] = (D,)
-        if config.qk_norm:
-            full = config.qk_norm == "full"
-            shapes |= {
-                attn + "q_norm.weight": (q if full else config.head_dim,),
-                attn + "k_norm.weight": (kv if full else config.head_dim,),
-            }
-        if not config.moe_layers[i]:
-            shapes |= mlp_shapes(mlp, D, config.intermediate_size)
-            continue
-        shapes[mlp + "gate.weight"] = (config.num_experts, D)
-        if config.shared_expert_intermediate_size:
-            shapes |= mlp_shapes(mlp + "shared_expert.", D, config.shared_expert_intermediate_size)
-            shapes[mlp + "shared_expert_gate.weight"] = (1, D)
-    return shapes
-
-
-def mlp_shapes(prefix: str, hidden: int, width: int) -> dict[str, tuple[int, ...]]:
-    return {
-        prefix + "gate_proj.weight": (width, hidden),
-        prefix + "up_proj.weight": (width, hidden),
-        prefix + "down_proj.weight": (hidden, width),
-    }
-
-
 def to_tiles(quant: str, values: np.ndarray) -> np.ndarray:
     """Tiles of a float32 matrix, rows filled up to whole tiles with zeros."""
     return FORMATS[quant].quantize(np.pad(values, ((0, -len(values) % 16), (0, 0))))
@@ -110,17 +66,18 @@ def make_model(
     raw = {key: value for key, value in {**TINY_MOE, **changes}.items() if value is not None}
     config, rng = parse_config(raw), np.random.default_rng(seed)
     folder.mkdir(parents=True)
-    shapes = tensor_shapes(config)
     tensors, parts = {}, []
-    for name, shape in shapes.items():
+    for name, spec in config.tensors().items():
+        if ".mlp.experts." in name:
+            continue
+        shape = spec.shape
         values = random_values(name, shape, rng)
-        f32_only = len(shape) == 1 or name.endswith(("mlp.gate.weight", "shared_expert_gate.weight"))
-        tensors[name] = TensorEntry("f32" if f32_only else quant, shape)
+        tensors[name] = TensorEntry("f32" if len(shape) == 1 else spec.type or quant, shape)
         parts.append(values if len(shape) == 1 else to_tiles(tensors[name].type, values))
     header = build_header((n, "F32" if len(e.shape) == 1 else "U8", e.stored_shape) for n, e in tensors.items())
     (folder / DENSE_NAME).write_bytes(header + b"".join(part.tobytes() for part in parts))
     experts = {
-        i: write_experts(folder, config, i, (expert_quant or {}).get(i, quant), rng) for i, routed in enumerate(config.moe_layers) if routed
+        i: write_experts(folder, shape, i, (expert_quant or {}).get(i, quant), rng) for i, shape in config.experts.items()
     }
     files = {p.name: FileEntry(p.stat().st_size, sha256_of(p)) for p in sorted(folder.iterdir())}
     manifest = Manifest(
@@ -131,9 +88,8 @@ def make_model(
     return folder
 
 
-def write_experts(folder: Path, config: ModelConfig, layer: int, quant: str | dict[str, str], rng: np.random.Generator) -> ExpertsEntry:
-    D, F, E = config.hidden_size, config.moe_intermediate_size, config.num_experts
-    shapes = {"gate_proj": (F, D), "up_proj": (F, D), "down_proj": (D, F)}
+def write_experts(folder: Path, shape: ExpertShape, layer: int, quant: str | dict[str, str], rng: np.random.Generator) -> ExpertsEntry:
+    E, shapes = shape.num_experts, dict(shape.parts)
     types = quant if isinstance(quant, dict) else dict.fromkeys(PARTS, quant)
     parts, expert_bytes = plan_parts(types, shapes)
     data = np.zeros((E, expert_bytes), np.uint8)

@@ -13,7 +13,7 @@ from ..options import command, json_option
 from ..progress import ProgressLine
 from ..text import neutralise, readable_bytes, to_json
 
-QUANT_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_k_m")  # colibri_converter.RECIPES, without importing it for --help
+QUANT_TYPES = ("f32", "f16", "bf16", "q8_0", "q6_k", "q5_k_m", "q4_k_m")  # colibri_converter.RECIPES, without importing it for --help
 STAGES = {"write": "writing", "verify": "reading back"}
 SHOWN_NAMES = 5
 
@@ -25,7 +25,7 @@ SHOWN_NAMES = 5
     "--quant",
     type=click.Choice(QUANT_TYPES),
     metavar="TYPE",
-    help=f"Tensor type: {', '.join(QUANT_TYPES)}.  [default: a GGUF's own, else q4_k_m; q8_0 for embedders]",
+    help=f"Tensor type: {', '.join(QUANT_TYPES)}.  [default: a GGUF's own, else q4_k_m; q8_0 for FP8 and embedders]",
 )
 @click.option("--no-tokenizer", is_flag=True, help="Leave the tokenizer out; the model then takes token ids only.")
 @click.option("--force", is_flag=True, help="Replace the model at DIR.")
@@ -67,6 +67,7 @@ def facts(report: Any) -> dict[str, Any]:
         "output_bytes": report.output_bytes,
         "types": report.types,
         "fallbacks": [list(entry) for entry in report.fallbacks],
+        "restored": [list(entry) for entry in report.restored],
         "skipped": list(report.skipped),
         "resumed": list(report.resumed),
     }
@@ -79,11 +80,11 @@ def describe_report(report: Any) -> list[str]:
     lines = [f"{report.output}: {report.family} {report.kind}, {sizes}, tensors: {counts}"]
     if report.resumed:
         lines.append(f"taken over from an interrupted conversion: {_some(list(report.resumed))}")
-    by_change: dict[str, list[str]] = {}
-    for name, wanted, kind in report.fallbacks:
-        by_change.setdefault(f"{kind} instead of {wanted}", []).append(name)
-    for change, names in by_change.items():
-        lines.append(f"{change}, whose blocks do not fit the columns: {_some(names)}")
+    for changes, reason in ((report.fallbacks, "whose blocks do not fit the columns"), (report.restored, "which has no kernel here")):
+        by_change: dict[str, list[str]] = {}
+        for name, wanted, kind in changes:
+            by_change.setdefault(f"{kind} instead of {wanted}", []).append(name)
+        lines += [f"{change}, {reason}: {_some(names)}" for change, names in by_change.items()]
     if report.skipped:
         lines.append(f"left out, no weights of the model: {_some(list(report.skipped))}")
     return lines

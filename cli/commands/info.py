@@ -88,13 +88,9 @@ def summarise(path: Path, manifest: Any) -> dict[str, Any]:
 def _experts(experts: dict[int, Any]) -> str | None:
     """'24 layers of 60 experts, 8.3 MB each (q4_k, q4_k, q6_k)'; widths may differ by layer, so each kind of layer is listed."""
     kinds = Counter(
-        (entry.num_experts, entry.expert_bytes, entry.gate_proj.type, entry.up_proj.type, entry.down_proj.type)
-        for entry in experts.values()
+        (entry.num_experts, entry.expert_bytes, ", ".join(part.type for part in entry.parts.values())) for entry in experts.values()
     )
-    parts = [
-        f"{layers} layers of {count} experts, {readable_bytes(size)} each ({gate}, {up}, {down})"
-        for (count, size, gate, up, down), layers in kinds.items()
-    ]
+    parts = [f"{layers} layers of {count} experts, {readable_bytes(size)} each ({types})" for (count, size, types), layers in kinds.items()]
     return "; ".join(parts) or None
 
 

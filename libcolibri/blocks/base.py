@@ -4,17 +4,16 @@ In:  the residual stream (tokens, hidden_size), the weights that the block decla
 Out: operations in a program that add the block's output to the residual stream
 """
 
-from collections.abc import Mapping
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING
 
-import numpy as np
-
-from ..matrix import Matrix
-from ..recorder import Activation, Recorder, Rows
 from ..rope import RopeConfig
 
-Weights = Mapping[str, Matrix | np.ndarray]  # by field name, as declared in Block.tensors
+if TYPE_CHECKING:  # recording costs an import of the compiler, reading a config does not
+    from ..recorder import Recorder
+    from .moe import MoE
+    from .site import Site
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,70 +52,58 @@ State = AttentionState | RecurrentState
 
 @dataclass(frozen=True, slots=True)
 class NormConfig:
-    """How the residual stream is normalised: "rms", or "layer" (mean subtracted, bias added)."""
+    """How rows are normalised: "rms", or "layer" (mean subtracted, bias added)."""
 
     eps: float
     kind: str = "rms"
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Norm:
-    """A norm with its weights: float32 (D,) padded to whole vectors."""
+@dataclass(frozen=True, slots=True)
+class ExpertShape:
+    """The routed experts of a layer: matrices (rows, cols) by part, in the order in which an expert holds them."""
 
-    config: NormConfig
-    weight: np.ndarray
-    bias: np.ndarray | None = None
-
-
-class Site(Protocol):
-    """Where a block is recorded: one layer of one program.
-
-    layer      index of the layer
-    x          the residual stream, float32 (tokens, hidden_size)
-    norm       applied to x before the block, or None
-    out, onto  the block's last product writes `out`, plus `onto` where it is given (then both are x)
-    start      int64 (1,): position of the first token of this run
-    state      address of the layer's state descriptor (models/state.py), rewritten before every run
-    kv_dtype   element type of keys and values
-    """
-
-    layer: int
-    x: Rows
-    norm: Norm | None
-    out: Rows
-    onto: Rows | None
-    start: np.ndarray
-    state: int
-    kv_dtype: np.dtype
-    weights: Weights
-
-    def input(self, r: Recorder, wanted: frozenset[str]) -> Activation:
-        """The normed residual stream in the wanted forms (recorder.wants)."""
-
-    def rows(self, name: str) -> Rows:
-        """The buffer that the block declared under `name`; all layers share it."""
-
-    def rope_table(self, rope: RopeConfig, head_dim: int) -> np.ndarray:
-        """float32 (positions, rotary columns): cosines, then sines (rope.py)."""
-
-    def state_of(self, layer: int) -> int:
-        """Address of another layer's state descriptor."""
+    num_experts: int
+    num_experts_per_tok: int
+    parts: tuple[tuple[str, tuple[int, int]], ...]
 
 
-class Block(Protocol):
-    """A frozen, hashable dataclass; layers with equal blocks share buffers."""
+class Block(ABC):
+    """Part of a layer. Subclasses are frozen, hashable dataclasses; layers with equal blocks share buffers."""
 
+    __slots__ = ()
+
+    @abstractmethod
     def tensors(self, hidden_size: int) -> dict[str, TensorSpec]:
         """Field name -> tensor, in the order in which they are stored."""
 
+    @abstractmethod
+    def record(self, r: "Recorder", site: "Site") -> None:
+        """Record the block's operations: site.out = block(norm(site.x)) (+ site.onto)."""
+
     def rows(self, hidden_size: int) -> dict[str, int]:
         """Buffer name -> columns: float32 rows, one per token of a chunk, that `record` uses."""
+        return {}
 
     def state(self) -> State | None:
         """What a session keeps for a layer of this block."""
+        return None
+
+    def experts(self, hidden_size: int) -> ExpertShape | None:
+        """Shapes of the routed experts of a layer of this block."""
+        return None
+
+    @property
+    def routed(self) -> "MoE | None":
+        """The part that sends tokens to experts, where the block has one."""
+        return None
+
+    def ropes(self) -> tuple[tuple[RopeConfig, int], ...]:
+        """Rotary embeddings whose tables `record` uses, each with the columns that turn."""
+        return ()
 
     def scratch_bytes(self, hidden_size: int, context_length: int) -> int:
         """Scratch memory that each thread needs while the block runs."""
+        return 4 * max(hidden_size, *self.rows(hidden_size).values(), 0) + SCRATCH_BESIDE_ROW_BYTES
 
-    def record(self, r: Recorder, site: Site) -> None:
-        """Record the block's operations: out = block(norm(x)) (+ onto)."""
+
+SCRATCH_BESIDE_ROW_BYTES = 1088  # what norms and roundings keep beside one padded row

@@ -2,8 +2,9 @@
 
 from ..simd.registers import add, load_f32, maximum, minimum, splat, store_f32
 from ..simd.scalars import get_f32, get_i64
+from .ffn import activate_row
 from .jit import kernel
-from .moe import activate_row
+from .matrix import shifted
 
 
 def make_clip(isa):
@@ -26,18 +27,20 @@ def make_clip(isa):
     return clip
 
 
-def make_activate(isa):
-    """Kernel: gate[t] = silu(gate[t]) * up[t], where gate and up have different tensor types; ranks share rows.
+def make_activate(isa, kind):
+    """Kernel: gate[t] = opened(gate[t]) * passed(up[t]) of ffn.py, ranks share rows.
 
-    operands: address of the number of rows, gate, up, their stride, columns padded to 16.
+    operands: address of the number of rows, gate, its stride, up (0: no such matrix), its stride, columns padded to 16, address of the
+    limit.
     """
 
     @kernel
     def activate(operands, rank, threads):
-        rows, gate, up = get_i64(get_i64(operands)), get_i64(operands + 8), get_i64(operands + 16)
-        stride, padded = get_i64(operands + 24), get_i64(operands + 32)
+        rows, gate, stride = get_i64(get_i64(operands)), get_i64(operands + 8), get_i64(operands + 16)
+        up, up_stride = get_i64(operands + 24), get_i64(operands + 32)
+        padded, limit = get_i64(operands + 40), get_f32(get_i64(operands + 48))
         for t in range(rank, rows, threads):
-            activate_row(gate + t * stride, up + t * stride, padded)
+            activate_row(kind, gate + t * stride, shifted(up, t * up_stride), padded, limit)
         return 0
 
     return activate

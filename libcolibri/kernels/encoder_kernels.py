@@ -16,7 +16,6 @@ from ..simd.registers import (
     fma,
     keep_lanes,
     load_f32,
-    load_f32s,
     maximum,
     mul,
     reduce_add,
@@ -35,6 +34,7 @@ from .dots import F32
 from .jit import inline, kernel
 from .mathlib import exp
 from .matrix import share
+from .norm import layer_normalize
 
 _f = np.float32
 ZERO, HALF, ONE, MINUS_INFINITY = _f(0), _f(0.5), _f(1), _f(-np.inf)
@@ -101,45 +101,7 @@ def make_quantize(isa, width):
     return quantize
 
 
-@inline
-def _sum_lanes(four, scratch):
-    """The sum of four registers' lanes by a fixed tree. scratch: 256 bytes."""
-    store_f32s(scratch, 64, four)
-    return reduce_add(add(add(load_f32(scratch), load_f32(scratch + 64)), add(load_f32(scratch + 128), load_f32(scratch + 192))))
-
-
-@inline
-def _layer_norm(x, residual, cols, weight, bias, epsilon, out, scratch):
-    """out = (z - mean(z)) / sqrt(var(z) + epsilon) * weight + bias, z = x + residual (no residual: 0)."""
-    slices = cols // 16
-    for i in range(slices):
-        z = load_f32(x + i * 64)
-        if residual != 0:
-            z = add(z, load_f32(residual + i * 64))
-        store_f32(out + i * 64, z)
-    fours = slices // 4
-    total, rest = zero_f32(4), zero_f32(1)
-    for i in range(fours):
-        total = add(total, load_f32s(out + i * 256, 64, 4))
-    for i in range(fours * 4, slices):
-        rest = add(rest, load_f32(out + i * 64))
-    mean = splat((_sum_lanes(total, scratch) + reduce_add(rest)) / _f(cols))
-    total, rest = zero_f32(4), zero_f32(1)
-    for i in range(fours):
-        d = sub(load_f32s(out + i * 256, 64, 4), mean)
-        total = fma(d, d, total)
-    for i in range(fours * 4, slices):
-        d = sub(load_f32(out + i * 64), mean)
-        rest = fma(d, d, rest)
-    variance = (_sum_lanes(total, scratch) + reduce_add(rest)) / _f(cols)
-    inverse = splat(ONE / np.sqrt(variance + epsilon))
-    for i in range(slices):
-        at = i * 64
-        normal = mul(sub(load_f32(out + at), mean), inverse)
-        store_f32(out + at, fma(normal, load_f32(weight + at), load_f32(bias + at)))
-
-
-def make_layer_norm(isa, width):
+def make_residual_norm(isa, width):
     """Kernel: out = LayerNorm(x + residual), as float32 rows and as int8 panels.
 
     operands: address of the number of tokens, x, x stride, residual or 0, residual stride, address of int64 row numbers of the residual
@@ -148,7 +110,7 @@ def make_layer_norm(isa, width):
     """
 
     @kernel
-    def layer_norm(operands, rank, threads):
+    def residual_norm(operands, rank, threads):
         tokens, x, stride = get_i64(get_i64(operands)), get_i64(operands + 8), get_i64(operands + 16)
         residual, residual_stride, numbers = get_i64(operands + 24), get_i64(operands + 32), get_i64(operands + 40)
         cols, weight, bias = get_i64(operands + 48), get_i64(operands + 56), get_i64(operands + 64)
@@ -162,12 +124,12 @@ def make_layer_norm(isa, width):
             added = residual
             if residual != 0:
                 added += row * residual_stride
-            _layer_norm(x + t * stride, added, cols, weight, bias, epsilon, out + t * out_stride, scratch)
+            layer_normalize(x + t * stride, added, cols, weight, bias, epsilon, out + t * out_stride, scratch)
             if panels != 0:
                 quantize_row(out + t * out_stride, cols, panels, t, tokens, width, scratch)
         return 0
 
-    return layer_norm
+    return residual_norm
 
 
 @inline

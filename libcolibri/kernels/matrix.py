@@ -1,11 +1,11 @@
-"""Matrix products: W @ x + base, and the fused gate and up products of a SwiGLU."""
+"""Matrix products: W @ x + base, and the fused gate and up products of a feed-forward block."""
 
 from ..simd.isa import Isa
 from ..simd.registers import add, count_of, lanes_of, load_f32s, mul, store_f32s, target, zero_f32
-from ..simd.scalars import get_i64
+from ..simd.scalars import get_f32, get_i64
 from .dots import dot
+from .ffn import opened, passed
 from .jit import inline, kernel
-from .mathlib import silu
 
 # Tokens that a prefill panel holds, and rows of one pass over it: as many accumulators as the instruction set's registers
 # take beside the weights. With 16 rows on AVX2, LLVM spills the broadcast activations that both halves use.
@@ -34,14 +34,20 @@ def product_run(wide, one, tile, blocks, x, x_stride, tokens, out, out_stride, b
     width, t = count_of(wide), 0
     while t + width <= tokens:
         _product_of(wide, tile, blocks, x + t * x_stride, x_stride, out + t * out_stride, out_stride, base, base_stride)
-        if base != 0:
-            base += width * base_stride
+        base = shifted(base, width * base_stride)
         t += width
     while t < tokens:
         _product_of(one, tile, blocks, x + t * x_stride, x_stride, out + t * out_stride, out_stride, base, base_stride)
-        if base != 0:
-            base += base_stride
+        base = shifted(base, base_stride)
         t += 1
+
+
+@inline
+def shifted(place, offset):
+    """place + offset; 0, which stands for nothing, stays 0."""
+    if place != 0:
+        place += offset
+    return place
 
 
 @inline
@@ -53,49 +59,54 @@ def product(operands, rank, threads, wide, one):
     base0, base_stride = get_i64(operands + 80), get_i64(operands + 88)
     first, last = share(groups, rank, threads)
     for group in range(first, last):
-        base = base0
-        if base != 0:
-            base += group * 64
-        tile = tiles + group * group_bytes
+        tile, base = tiles + group * group_bytes, shifted(base0, group * 64)
         product_run(wide, one, tile, blocks, x, x_stride, tokens, out0 + group * 64, out_stride, base, base_stride)
     return 0
 
 
 @inline
-def _gate_up_of(like, gate, up, blocks, x, x_stride, out, out_stride):
+def _gate_up_of(like, kind, weights, blocks, x, x_stride, out, out_stride, biases, limit):
     # One loop over both matrices: the dot product's code, which is large, is there once.
     for row in range(0, 16, lanes_of(like)):
         for part in range(2):
-            total = dot(like, gate if part == 0 else up, row, blocks, x, x_stride, zero_f32(like))
+            tile, bias = (weights[0], biases[0]) if part == 0 else (weights[1], biases[1])
+            total = dot(like, tile, row, blocks, x, x_stride, zero_f32(like))
+            if bias != 0:
+                total = add(total, load_f32s(bias + row * 4, 0, like))
             if part == 0:
-                store_f32s(out + row * 4, out_stride, silu(total))
+                store_f32s(out + row * 4, out_stride, opened(kind, total, limit))
             else:
-                store_f32s(out + row * 4, out_stride, mul(load_f32s(out + row * 4, out_stride, like), total))
+                store_f32s(out + row * 4, out_stride, mul(load_f32s(out + row * 4, out_stride, like), passed(kind, total, limit)))
 
 
 @inline
-def gate_up_run(wide, one, gate, up, blocks, x, x_stride, tokens, out, out_stride):
-    """One row group of gate and up times a run of tokens: whole panels, then the rest one by one."""
+def gate_up_run(wide, one, kind, weights, blocks, x, x_stride, tokens, out, out_stride, biases, limit):
+    """One row group of gate and up times a run of tokens: whole panels, then the rest one by one.
+
+    weights: addresses of gate's and up's tiles; biases: of their values for these rows, or 0.
+    """
     width, t = count_of(wide), 0
     while t + width <= tokens:
-        _gate_up_of(wide, gate, up, blocks, x + t * x_stride, x_stride, out + t * out_stride, out_stride)
+        _gate_up_of(wide, kind, weights, blocks, x + t * x_stride, x_stride, out + t * out_stride, out_stride, biases, limit)
         t += width
     while t < tokens:
-        _gate_up_of(one, gate, up, blocks, x + t * x_stride, x_stride, out + t * out_stride, out_stride)
+        _gate_up_of(one, kind, weights, blocks, x + t * x_stride, x_stride, out + t * out_stride, out_stride, biases, limit)
         t += 1
 
 
 @inline
-def gate_up(operands, rank, threads, wide, one):
-    """out[t] = silu(gate @ x[t]) * (up @ x[t]) for every token t; see make_gate_up."""
-    gate0, up0 = get_i64(operands), get_i64(operands + 8)
+def gate_up(operands, rank, threads, wide, one, kind):
+    """out[t] = opened(gate @ x[t]) * passed(up @ x[t]) for every token t; see make_gate_up."""
+    gate, up = get_i64(operands), get_i64(operands + 8)
     groups, group_bytes, blocks = get_i64(operands + 16), get_i64(operands + 24), get_i64(operands + 32)
     x, x_stride = get_i64(operands + 40) + rank * get_i64(operands + 56), get_i64(operands + 48)
-    tokens, out0, out_stride = get_i64(get_i64(operands + 64)), get_i64(operands + 72), get_i64(operands + 80)
+    tokens, out, out_stride = get_i64(get_i64(operands + 64)), get_i64(operands + 72), get_i64(operands + 80)
+    gate_bias, up_bias, limit = get_i64(operands + 88), get_i64(operands + 96), get_f32(get_i64(operands + 104))
     first, last = share(groups, rank, threads)
     for group in range(first, last):
-        gate, up = gate0 + group * group_bytes, up0 + group * group_bytes
-        gate_up_run(wide, one, gate, up, blocks, x, x_stride, tokens, out0 + group * 64, out_stride)
+        weights = gate + group * group_bytes, up + group * group_bytes
+        biases = shifted(gate_bias, group * 64), shifted(up_bias, group * 64)
+        gate_up_run(wide, one, kind, weights, blocks, x, x_stride, tokens, out + group * 64, out_stride, biases, limit)
     return 0
 
 
@@ -115,15 +126,15 @@ def make_product(isa, format, width, lanes):
     return matrix_product
 
 
-def make_gate_up(isa, format, width, lanes):
-    """Kernel: out[t] = silu(gate @ x[t]) * (up @ x[t]); both matrices of one shape and tensor type.
+def make_gate_up(isa, format, width, lanes, kind):
+    """Kernel: out[t] = opened(gate @ x[t] + gate bias) * passed(up @ x[t] + up bias) of ffn.py; both matrices of one shape and tensor type.
 
     operands: gate tiles, up tiles, row groups, bytes of a row group, tiles of a row group, x, bytes of x per token, bytes of x per
-    rank, address of the number of tokens, out, out stride.
+    rank, address of the number of tokens, out, out stride, gate bias or 0, up bias or 0, address of the limit.
     """
 
     @kernel
     def matrix_gate_up(operands, rank, threads):
-        return gate_up(operands, rank, threads, target(isa, format, width, lanes), target(isa, format, 1, 16))
+        return gate_up(operands, rank, threads, target(isa, format, width, lanes), target(isa, format, 1, 16), kind)
 
     return matrix_gate_up

@@ -1,4 +1,4 @@
-"""Mixture of experts: routing, waves of resident experts, their products, and the weighted sum.
+"""Mixture of experts: sorted assignments, waves of resident experts, their products, and the weighted sum (router.py chooses experts).
 
 Tokens are grouped by expert so that each expert's weights are read once: assignment a = t * K + k (token t's k-th choice) gets row
 `slot[a]` of buffers that are sorted by expert. An expert's rows form one panel run of activations.py. A layer is computed in waves: `wave`
@@ -9,96 +9,29 @@ is taken at the end in the order of its choices: the number of waves, hence the 
 Routing state of a layer, int64 arrays (A = T * K assignments, E experts):
     ids (T, K)     chosen experts, best first         slot (A)     row of an assignment in sorted order
     count (E)      tokens of an expert                first (E)    first row of an expert
-    token (A)      token of a row                     done (E)     1 when its outputs are there
+    source (A)     assignment of a row                done (E)     1 when its outputs are there
     ready (1 + E)  number of experts of this wave, then their numbers
     missing (1 + E) number of absent experts, then their numbers
 """
 
 import numpy as np
 
-from ..simd.registers import (
-    add,
-    div,
-    fma,
-    keep_lanes,
-    load_f32,
-    maximum,
-    mul,
-    negate,
-    reduce_add,
-    reduce_max,
-    splat,
-    store_f32,
-    sub,
-    target,
-    zero_f32,
-)
+from ..simd.registers import add, div, fma, load_f32, mul, splat, store_f32, target, zero_f32
 from ..simd.scalars import get_f32, get_i32, get_i64, put_f32, put_i32, put_i64
-from .activations import BLOCK, quantize_row
+from .activations import BLOCK, COLS, SCALE, SHIFT, quantize_row
+from .ffn import activate_row
 from .jit import inline, kernel
 from .mathlib import exp
-from .matrix import gate_up_run, product_run
+from .matrix import gate_up_run, product_run, shifted
 
-ONE, MINUS_INFINITY, ZERO = np.float32(1), np.float32(-np.inf), np.float32(0)
+ONE = np.float32(1)
 FAULT = 1
-
-
-@inline
-def _softmax(x, n):
-    """In place over n float32; room for a multiple of 16. Lanes add in order, then by one fixed tree."""
-    slices = (n + 15) // 16
-    peaks = splat(MINUS_INFINITY)
-    for i in range(slices):
-        peaks = maximum(peaks, keep_lanes(load_f32(x + i * 64), n - i * 16, MINUS_INFINITY))
-    peak, total = splat(reduce_max(peaks)), zero_f32(1)
-    for i in range(slices):
-        e = keep_lanes(exp(sub(load_f32(x + i * 64), peak)), n - i * 16, ZERO)
-        store_f32(x + i * 64, e)
-        total = add(total, e)
-    inverse = splat(reduce_add(total))
-    for i in range(slices):
-        store_f32(x + i * 64, div(load_f32(x + i * 64), inverse))
-
-
-def make_route(isa):
-    """Kernel: softmax over all experts, the K most probable (ties: the lower index), optionally divided by their sum.
-
-    operands: address of the number of tokens, router logits (T rows; overwritten), their stride, E, K, 1 to renormalise, ids out (T, K),
-    weights out (T, K) float32. Ranks share tokens. As Mixtral, Qwen2-MoE, Qwen3-MoE and OLMoE route.
-    """
-
-    @kernel
-    def route(operands, rank, threads):
-        tokens, logits, stride = get_i64(get_i64(operands)), get_i64(operands + 8), get_i64(operands + 16)
-        experts, chosen, renormalise = get_i64(operands + 24), get_i64(operands + 32), get_i64(operands + 40)
-        ids, weights = get_i64(operands + 48), get_i64(operands + 56)
-        for t in range(rank, tokens, threads):
-            x = logits + t * stride
-            _softmax(x, experts)
-            total = ZERO
-            for k in range(chosen):
-                best, where = MINUS_INFINITY, np.int64(0)
-                for e in range(experts):
-                    p = get_f32(x + e * 4)
-                    if p > best:
-                        best, where = p, e
-                put_f32(x + where * 4, MINUS_INFINITY)
-                put_i64(ids + (t * chosen + k) * 8, where)
-                put_f32(weights + (t * chosen + k) * 4, best)
-                total += best
-            if renormalise != 0:
-                for k in range(chosen):
-                    at = weights + (t * chosen + k) * 4
-                    put_f32(at, get_f32(at) / total)
-        return 0
-
-    return route
 
 
 def make_sort(isa):
     """Kernel (rank 0): sort assignments by expert and forget what was done.
 
-    operands: address of the number of tokens, K, E, ids, slot, count, first, token, done, address of the flag "first wave" (set).
+    operands: address of the number of tokens, K, E, ids, slot, count, first, source, done, address of the flag "first wave" (set).
     """
 
     @kernel
@@ -107,7 +40,7 @@ def make_sort(isa):
             return 0
         tokens, chosen, experts = get_i64(get_i64(operands)), get_i64(operands + 8), get_i64(operands + 16)
         ids, slot, count = get_i64(operands + 24), get_i64(operands + 32), get_i64(operands + 40)
-        first, token, done = get_i64(operands + 48), get_i64(operands + 56), get_i64(operands + 64)
+        first, source, done = get_i64(operands + 48), get_i64(operands + 56), get_i64(operands + 64)
         put_i64(get_i64(operands + 72), 1)
         for e in range(experts):
             put_i64(count + e * 8, 0)
@@ -122,7 +55,7 @@ def make_sort(isa):
         for a in range(tokens * chosen):
             at = first + get_i64(ids + a * 8) * 8
             put_i64(slot + a * 8, get_i64(at))
-            put_i64(token + get_i64(at) * 8, a // chosen)
+            put_i64(source + get_i64(at) * 8, a)
             put_i64(at, get_i64(at) + 1)
         for e in range(experts):
             put_i64(first + e * 8, get_i64(first + e * 8) - get_i64(count + e * 8))
@@ -172,50 +105,58 @@ def make_wave(isa):
 def make_gather(isa, width, quantised):
     """Kernel: the input rows of this wave's experts, into their panel runs (quantised) or float32 rows. Ranks share experts' rows.
 
-    operands: ready, count, first, token, x (quantised: panels of width 1; else float32 rows), bytes of x per token, out, columns.
+    operands: ready, count, first, source, K, x (quantised: panels of width 1; else float32 rows), bytes of x per token, out, columns,
+    routing weights (T, K) by which inputs are multiplied, or 0.
     """
 
     @kernel
     def gather(operands, rank, threads):
-        ready, count, first, token = get_i64(operands), get_i64(operands + 8), get_i64(operands + 16), get_i64(operands + 24)
-        x, x_bytes, out, cols = get_i64(operands + 32), get_i64(operands + 40), get_i64(operands + 48), get_i64(operands + 56)
+        ready, count, first, source = get_i64(operands), get_i64(operands + 8), get_i64(operands + 16), get_i64(operands + 24)
+        chosen, x, x_bytes, out = get_i64(operands + 32), get_i64(operands + 40), get_i64(operands + 48), get_i64(operands + 56)
+        blocks, weights = get_i64(operands + 64) // COLS, get_i64(operands + 72)
         for i in range(get_i64(ready)):
             e = get_i64(ready + 8 + i * 8)
             rows, start = get_i64(count + e * 8), get_i64(first + e * 8)
             run = out + start * x_bytes
             for j in range(rank, rows, threads):
-                source = x + get_i64(token + (start + j) * 8) * x_bytes
+                assignment, factor = get_i64(source + (start + j) * 8), ONE
+                if weights != 0:
+                    factor = get_f32(weights + assignment * 4)
+                row = x + assignment // chosen * x_bytes
                 if quantised == 0:
-                    _copy(source, run + j * x_bytes, x_bytes)
+                    _copy_row(row, run + j * x_bytes, x_bytes, factor)
                 elif j < rows // width * width:
-                    _into_panel(source, run + j // width * width * x_bytes, j % width, cols // 32, width)
+                    _into_panel(row, run + j // width * width * x_bytes, j % width, blocks, width, factor)
                 else:
-                    _copy(source, run + j * x_bytes, x_bytes)
+                    _into_panel(row, run + j * x_bytes, 0, blocks, 1, factor)
         return 0
 
     return gather
 
 
 @inline
-def _copy(source, out, size):
-    """Bytes, a multiple of 16."""
-    for i in range(size // 8):
-        put_i64(out + i * 8, get_i64(source + i * 8))
+def _copy_row(source, out, size, factor):
+    """A float32 row of whole vectors times a factor (1 changes no bit)."""
+    for at in range(0, size, 64):
+        store_f32(out + at, mul(load_f32(source + at), splat(factor)))
 
 
 @inline
-def _into_panel(source, panel, t, blocks, width):
-    """One token's blocks (width 1) as column t of a panel: 4-byte units 0..7 are codes, then scale, shift, sum, halves."""
+def _into_panel(source, panel, t, blocks, width, factor):
+    """One token's blocks (width 1) as column t of a panel, times a factor: what a code is worth changes, the codes do not."""
     for block in range(blocks):
-        for unit in range(BLOCK // 4):
-            put_i32(panel + (block * BLOCK + unit * 4) * width + t * 4, get_i32(source + block * BLOCK + unit * 4))
+        at, out = source + block * BLOCK, panel + block * BLOCK * width + t * 4
+        for unit in range(0, BLOCK, 4):
+            put_i32(out + unit * width, get_i32(at + unit))
+        put_f32(out + SCALE * width, get_f32(at + SCALE) * factor)
+        put_f32(out + SHIFT * width, get_f32(at + SHIFT) * factor)
 
 
-def make_expert_gate_up(isa, format, width, lanes):
-    """Kernel: hidden[row] = silu(gate @ x[row]) * (up @ x[row]) for the rows of this wave's experts; ranks share row groups.
+def make_expert_gate_up(isa, format, width, lanes, kind):
+    """Kernel: hidden[row] = opened(gate @ x[row]) * passed(up @ x[row]) of ffn.py for this wave's rows; ranks share row groups.
 
     operands: ready, count, first, table, gate offset, up offset, row groups, bytes of a row group, tiles of a row group, x, bytes of x per
-    row, out, out stride.
+    row, out, out stride, gate biases (E rows) or 0, up biases or 0, bytes of a row of biases, address of the limit.
     """
 
     @kernel
@@ -223,25 +164,26 @@ def make_expert_gate_up(isa, format, width, lanes):
         ready, count, first, table = get_i64(operands), get_i64(operands + 8), get_i64(operands + 16), get_i64(operands + 24)
         gate_at, up_at, groups = get_i64(operands + 32), get_i64(operands + 40), get_i64(operands + 48)
         group_bytes, blocks, x0, x_bytes = get_i64(operands + 56), get_i64(operands + 64), get_i64(operands + 72), get_i64(operands + 80)
-        out0, out_stride = get_i64(operands + 88), get_i64(operands + 96)
+        out0, out_stride, gate_bias = get_i64(operands + 88), get_i64(operands + 96), get_i64(operands + 104)
+        up_bias, bias_bytes, limit = get_i64(operands + 112), get_i64(operands + 120), get_f32(get_i64(operands + 128))
         wide, one = target(isa, format, width, lanes), target(isa, format, 1, 16)
         for unit in range(rank, get_i64(ready) * groups, threads):  # in turn: experts have different numbers of tokens
-            e = get_i64(ready + 8 + unit // groups * 8)
-            weights, tokens, start = get_i64(table + e * 8), get_i64(count + e * 8), get_i64(first + e * 8)
-            group = unit % groups
-            gate, up = weights + gate_at + group * group_bytes, weights + up_at + group * group_bytes
+            e, group = get_i64(ready + 8 + unit // groups * 8), unit % groups
+            expert, tokens, start = get_i64(table + e * 8) + group * group_bytes, get_i64(count + e * 8), get_i64(first + e * 8)
             x, out = x0 + start * x_bytes, out0 + start * out_stride + group * 64
-            gate_up_run(wide, one, gate, up, blocks, x, x_bytes, tokens, out, out_stride)
+            here = e * bias_bytes + group * 64
+            biases = shifted(gate_bias, here), shifted(up_bias, here)
+            gate_up_run(wide, one, kind, (expert + gate_at, expert + up_at), blocks, x, x_bytes, tokens, out, out_stride, biases, limit)
         return 0
 
     return expert_gate_up
 
 
 def make_expert_product(isa, format, width, lanes):
-    """Kernel: out[row] = W @ x[row] for the rows of this wave's experts; ranks share row groups.
+    """Kernel: out[row] = W @ x[row] + bias for the rows of this wave's experts; ranks share row groups.
 
     operands: ready, count, first, table, offset of W in an expert, row groups, bytes of a row group, tiles of a row group, x, bytes of x
-    per row, out, out stride.
+    per row, out, out stride, biases (E rows) or 0, bytes of a row of biases.
     """
 
     @kernel
@@ -249,45 +191,38 @@ def make_expert_product(isa, format, width, lanes):
         ready, count, first, table = get_i64(operands), get_i64(operands + 8), get_i64(operands + 16), get_i64(operands + 24)
         offset, groups, group_bytes, blocks = get_i64(operands + 32), get_i64(operands + 40), get_i64(operands + 48), get_i64(operands + 56)
         x0, x_bytes, out0, out_stride = get_i64(operands + 64), get_i64(operands + 72), get_i64(operands + 80), get_i64(operands + 88)
+        biases, bias_bytes = get_i64(operands + 96), get_i64(operands + 104)
         wide, one = target(isa, format, width, lanes), target(isa, format, 1, 16)
         for unit in range(rank, get_i64(ready) * groups, threads):  # in turn: experts have different numbers of tokens
             e = get_i64(ready + 8 + unit // groups * 8)
             tokens, start, group = get_i64(count + e * 8), get_i64(first + e * 8), unit % groups
-            tile = get_i64(table + e * 8) + offset + group * group_bytes
+            tile, bias = get_i64(table + e * 8) + offset + group * group_bytes, shifted(biases, e * bias_bytes + group * 64)
             x, out = x0 + start * x_bytes, out0 + start * out_stride + group * 64
-            product_run(wide, one, tile, blocks, x, x_bytes, tokens, out, out_stride, 0, 0)
+            product_run(wide, one, tile, blocks, x, x_bytes, tokens, out, out_stride, bias, 0)
         return 0
 
     return expert_product
 
 
-def make_expert_activate(isa):
-    """Kernel: gate[row] = silu(gate[row]) * up[row] for this wave's rows, where gate and up have different tensor types.
+def make_expert_activate(isa, kind):
+    """Kernel: gate[row] = opened(gate[row]) * passed(up[row]) of ffn.py for this wave's rows, where no fused product does it.
 
-    operands: ready, count, first, gate rows, up rows, their stride, columns padded to 16.
+    operands: ready, count, first, gate rows, up rows (0: no such matrix), their stride, columns padded to 16, address of the limit.
     """
 
     @kernel
     def expert_activate(operands, rank, threads):
         ready, count, first = get_i64(operands), get_i64(operands + 8), get_i64(operands + 16)
         gate, up, stride, padded = get_i64(operands + 24), get_i64(operands + 32), get_i64(operands + 40), get_i64(operands + 48)
+        limit = get_f32(get_i64(operands + 56))
         for i in range(get_i64(ready)):
             e = get_i64(ready + 8 + i * 8)
             start = get_i64(first + e * 8)
             for j in range(start + rank, start + get_i64(count + e * 8), threads):
-                activate_row(gate + j * stride, up + j * stride, padded)
+                activate_row(kind, gate + j * stride, shifted(up, j * stride), padded, limit)
         return 0
 
     return expert_activate
-
-
-@inline
-def activate_row(gate, up, padded):
-    """gate = silu(gate) * up over one row."""
-    for i in range(padded // 16):
-        x = load_f32(gate + i * 64)
-        opened = div(x, add(splat(ONE), exp(negate(x))))
-        store_f32(gate + i * 64, mul(opened, load_f32(up + i * 64)))
 
 
 def make_expert_quantize(isa, width):
@@ -332,18 +267,20 @@ def make_wave_end(isa):
 
 
 def make_combine(isa):
-    """Kernel: x[t] += sum over k of weight[t, k] * out[slot[t, k]] (+ sigmoid(gate[t]) * shared[t]); ranks share tokens.
+    """Kernel: out[t] = sum over k of weight[t, k] * y[slot[t, k]] (+ sigmoid(gate[t]) * shared[t]) (+ onto[t]); ranks share tokens.
 
-    operands: address of the number of tokens, K, weights, slot, expert outputs, their stride, x, x stride, columns padded to 16, shared
-    expert's outputs or 0, their stride, shared gate's logits (first of 16 per token) or 0, their stride.
+    operands: address of the number of tokens, K, weights (0: all are 1), slot, expert outputs y, their stride, out, out stride, columns
+    padded to 16, shared expert's outputs or 0, their stride, shared gate's logits (first of 16 per token) or 0, their stride, onto or 0,
+    its stride.
     """
 
     @kernel
     def combine(operands, rank, threads):
         tokens, chosen, weights, slot = get_i64(get_i64(operands)), get_i64(operands + 8), get_i64(operands + 16), get_i64(operands + 24)
-        outputs, stride, x0, x_stride = get_i64(operands + 32), get_i64(operands + 40), get_i64(operands + 48), get_i64(operands + 56)
+        outputs, stride, out0, out_stride = get_i64(operands + 32), get_i64(operands + 40), get_i64(operands + 48), get_i64(operands + 56)
         padded, shared, shared_stride = get_i64(operands + 64), get_i64(operands + 72), get_i64(operands + 80)
         gate, gate_stride = get_i64(operands + 88), get_i64(operands + 96)
+        onto, onto_stride = get_i64(operands + 104), get_i64(operands + 112)
         for t in range(rank, tokens, threads):
             opened = splat(ONE)
             if gate != 0:
@@ -353,11 +290,15 @@ def make_combine(isa):
                 for k in range(chosen):
                     a = t * chosen + k
                     row = outputs + get_i64(slot + a * 8) * stride
-                    total = fma(splat(get_f32(weights + a * 4)), load_f32(row + i * 64), total)
+                    weight = ONE
+                    if weights != 0:
+                        weight = get_f32(weights + a * 4)
+                    total = fma(splat(weight), load_f32(row + i * 64), total)
                 if shared != 0:
                     total = fma(opened, load_f32(shared + t * shared_stride + i * 64), total)
-                at = x0 + t * x_stride + i * 64
-                store_f32(at, add(load_f32(at), total))
+                if onto != 0:
+                    total = add(load_f32(onto + t * onto_stride + i * 64), total)
+                store_f32(out0 + t * out_stride + i * 64, total)
         return 0
 
     return combine

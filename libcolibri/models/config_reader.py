@@ -9,7 +9,8 @@ from typing import Any
 
 from ..errors import ConfigError
 
-# Keys that never change what the forward pass computes: bookkeeping, training, and sampling defaults that old configs carried.
+# Keys that never change what the forward pass computes: bookkeeping, training, layers that predict further tokens (the converter leaves
+# them out), and sampling defaults that old configs carried.
 HARMLESS = frozenset(
     [
         "_attn_implementation",
@@ -21,6 +22,7 @@ HARMLESS = frozenset(
         "attn_implementation",
         "begin_suppress_tokens",
         "bad_words_ids",
+        "cache_implementation",
         "chunk_size_feed_forward",
         "cross_attention_hidden_size",
         "decoder_start_token_id",
@@ -46,6 +48,7 @@ HARMLESS = frozenset(
         "no_repeat_ngram_size",
         "num_beam_groups",
         "num_beams",
+        "num_nextn_predict_layers",
         "num_return_sequences",
         "output_attentions",
         "output_hidden_states",
@@ -93,7 +96,6 @@ INERT: dict[str, tuple[Any, ...]] = {
     "is_causal": (True, None),
     "is_decoder": (False, True, None),
     "is_encoder_decoder": (False, None),
-    "num_nextn_predict_layers": (0, None),
     "partial_rotary_factor": (1, None),
     "rope_interleaved": (False, None),
     "use_qk_norm": (False, None),
@@ -108,6 +110,10 @@ class ConfigReader:
     def __init__(self, raw: Mapping[str, Any], family: str):
         self.raw, self.family = raw, family
         self._read: set[str] = set()
+
+    def with_defaults(self, **defaults: Any) -> "ConfigReader":
+        """A reader for a family whose published configs leave out what its class has as defaults."""
+        return ConfigReader({**defaults, **self.raw}, self.family)
 
     def has(self, key: str) -> bool:
         """Whether `key` is present and not null; does not count as reading it."""

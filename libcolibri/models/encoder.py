@@ -17,7 +17,7 @@ from ..errors import ConfigError, FormatError
 from ..kernels.activations import BLOCK, COLS
 from ..kernels.dots import FLOATS, IDS
 from ..kernels.embed import make_embed
-from ..kernels.encoder_kernels import attention_scratch_bytes, make_gelu, make_layer_norm, make_pool, make_quantize, make_text_attention
+from ..kernels.encoder_kernels import attention_scratch_bytes, make_gelu, make_pool, make_quantize, make_residual_norm, make_text_attention
 from ..kernels.kernel_set import KernelSet
 from ..kernels.matrix import make_product
 from ..matrix import Matrix
@@ -304,7 +304,7 @@ class EncoderProgram:
         D = self.config.hidden_size
         panels: np.ndarray | int = self._panels if self._any_quantized() else 0
         slots = (self._n_tok, x, D * 4, residual, D * 4, rows, D, norm.weight, norm.bias, self._epsilon, self.hidden, D * 4)
-        program.record("norm", self._kernels.get(make_layer_norm, self._width), (*slots, panels, self._scratch, self._scratch_bytes))
+        program.record("norm", self._kernels.get(make_residual_norm, self._width), (*slots, panels, self._scratch, self._scratch_bytes))
 
     def _any_quantized(self) -> bool:
         return any(

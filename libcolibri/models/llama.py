@@ -1,14 +1,18 @@
 """Llama: grouped-query attention, SwiGLU MLP, biases where the config says so."""
 
-from ..config import ModelConfig
+from ..config import ModelConfig, standard_layer
 from . import common
 from .config_reader import ConfigReader
+from .family import Family
 
 
 def parse(reader: ConfigReader) -> ModelConfig:
     """Reads a config of model_type "llama"."""
-    fields = common.base_fields(reader)
-    bias = reader.flag("attention_bias", False)
+    fields, bias = common.attention_fields(reader), reader.flag("attention_bias", False)
     reader.only("mlp_bias", False)
-    fields |= common.no_window(reader, fields["num_hidden_layers"])
-    return common.build(reader, **fields, attention_bias=bias, attention_out_bias=bias)
+    mlp = common.mlp(reader)
+    attentions = common.attentions(common.no_window(reader), **fields, bias=bias, out_bias=bias)
+    return common.build(reader, [standard_layer(attention, mlp) for attention in attentions])
+
+
+FAMILY = Family("llama", parse)

@@ -1,18 +1,19 @@
 """Qwen1.5-MoE and Qwen2-MoE: routed experts beside one shared expert behind a sigmoid gate."""
 
-from ..config import ModelConfig
+from ..blocks.moe import MoE
+from ..config import ModelConfig, standard_layer
 from . import common
 from .config_reader import ConfigReader
+from .family import Family
 
 
 def parse(reader: ConfigReader) -> ModelConfig:
     """Reads a config of model_type "qwen2_moe"; q, k and v have biases unless qkv_bias is false."""
-    fields = common.base_fields(reader)
-    fields |= common.qwen_window(reader, fields["num_hidden_layers"], rule="even")
-    fields |= common.routed_fields(reader, fields["num_hidden_layers"])
-    return common.build(
-        reader,
-        **fields,
-        attention_bias=reader.flag("qkv_bias", True),
-        shared_expert_intermediate_size=reader.integer("shared_expert_intermediate_size"),
-    )
+    windows, routed = common.qwen_window(reader, rule="even"), common.routed_layers(reader)
+    attentions = common.attentions(windows, **common.attention_fields(reader), bias=reader.flag("qkv_bias", True))
+    shared = common.mlp(reader, "shared_expert_intermediate_size", "mlp.shared_expert.")
+    mlp, moe = common.mlp(reader), MoE(**common.expert_fields(reader), shared=shared, shared_gate=True)
+    return common.build(reader, [standard_layer(a, moe if r else mlp) for a, r in zip(attentions, routed, strict=True)])
+
+
+FAMILY = Family("qwen2_moe", parse)

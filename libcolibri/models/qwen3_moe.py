@@ -1,14 +1,19 @@
 """Qwen3-MoE: Qwen3's attention, routed experts, no shared expert."""
 
-from ..config import ModelConfig
+from ..blocks.moe import MoE
+from ..config import ModelConfig, standard_layer
 from . import common
 from .config_reader import ConfigReader
+from .family import Family
 
 
 def parse(reader: ConfigReader) -> ModelConfig:
     """Reads a config of model_type "qwen3_moe"; an absent norm_topk_prob means false."""
-    fields = common.base_fields(reader)
-    bias = reader.flag("attention_bias", False)
-    fields |= common.qwen_window(reader, fields["num_hidden_layers"], rule="all")
-    fields |= common.routed_fields(reader, fields["num_hidden_layers"])
-    return common.build(reader, **fields, qk_norm="head", attention_bias=bias, attention_out_bias=bias)
+    fields, bias = common.attention_fields(reader), reader.flag("attention_bias", False)
+    windows, routed = common.qwen_window(reader, rule="all"), common.routed_layers(reader)
+    attentions = common.attentions(windows, **fields, qk_norm="head", bias=bias, out_bias=bias)
+    mlp, moe = common.mlp(reader), MoE(**common.expert_fields(reader))
+    return common.build(reader, [standard_layer(a, moe if r else mlp) for a, r in zip(attentions, routed, strict=True)])
+
+
+FAMILY = Family("qwen3_moe", parse)

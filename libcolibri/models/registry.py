@@ -8,19 +8,89 @@ from typing import Any
 
 from ..config import ModelConfig
 from ..errors import ConfigError
-from . import llama, mistral, mixtral, olmoe, qwen2, qwen2_moe, qwen3, qwen3_moe
+from . import (
+    dots1,
+    ernie4_5_moe,
+    gemma2,
+    gemma3,
+    gemma4,
+    glm4_moe,
+    gpt_oss,
+    granite,
+    granitemoe,
+    granitemoehybrid,
+    granitemoeshared,
+    hunyuan_v1_moe,
+    hy_v3,
+    laguna,
+    lfm2,
+    lfm2_moe,
+    llama,
+    llama4,
+    mellum,
+    mimo_v2_flash,
+    minimax_m2,
+    mistral,
+    mixtral,
+    nemotron_h,
+    olmo2,
+    olmoe,
+    phi3,
+    phimoe,
+    qwen2,
+    qwen2_moe,
+    qwen3,
+    qwen3_5,
+    qwen3_5_moe,
+    qwen3_moe,
+    qwen3_next,
+    smollm3,
+)
 from .config_reader import HARMLESS, ConfigReader
+from .family import Family
 
-FAMILIES = {
-    "llama": llama.parse,
-    "mistral": mistral.parse,
-    "mixtral": mixtral.parse,
-    "olmoe": olmoe.parse,
-    "qwen2": qwen2.parse,
-    "qwen2_moe": qwen2_moe.parse,
-    "qwen3": qwen3.parse,
-    "qwen3_moe": qwen3_moe.parse,
-}
+_MODULES = (
+    dots1,
+    ernie4_5_moe,
+    gemma2,
+    gemma3,
+    gemma4,
+    glm4_moe,
+    gpt_oss,
+    granite,
+    granitemoe,
+    granitemoehybrid,
+    granitemoeshared,
+    hunyuan_v1_moe,
+    hy_v3,
+    laguna,
+    lfm2,
+    lfm2_moe,
+    llama,
+    llama4,
+    mellum,
+    mimo_v2_flash,
+    minimax_m2,
+    mistral,
+    mixtral,
+    nemotron_h,
+    olmo2,
+    olmoe,
+    phi3,
+    phimoe,
+    qwen2,
+    qwen2_moe,
+    qwen3,
+    qwen3_5,
+    qwen3_5_moe,
+    qwen3_moe,
+    qwen3_next,
+    smollm3,
+)
+FAMILIES: dict[str, Family] = {module.FAMILY.name: module.FAMILY for module in _MODULES}
+
+# Families that people have, and what of theirs has no equations here.
+MISSING: dict[str, str] = {}
 
 # What may stand beside a nested text model: the parts for pictures and sound, which text generation does not touch.
 BESIDE_TEXT = HARMLESS | frozenset(
@@ -28,7 +98,12 @@ BESIDE_TEXT = HARMLESS | frozenset(
         "audio_config",
         "audio_token_id",
         "audio_token_index",
+        "boa_token_id",
+        "boi_token_id",
         "boi_token_index",
+        "eoa_token_id",
+        "eoa_token_index",
+        "eoi_token_id",
         "eoi_token_index",
         "ignore_index",
         "image_grid_pinpoints",
@@ -36,6 +111,7 @@ BESIDE_TEXT = HARMLESS | frozenset(
         "image_token_id",
         "image_token_index",
         "is_encoder_decoder",
+        "mm_tokens_per_image",
         "model_type",
         "multimodal_projector_bias",
         "projector_hidden_act",
@@ -64,11 +140,22 @@ def parse_config(raw: Mapping[str, Any]) -> ModelConfig:
     if not isinstance(raw, Mapping):
         raise ConfigError(f"config is a {type(raw).__name__}, expected an object with model_type")
     raw = text_config(raw)
-    family = raw.get("model_type")
-    if family not in FAMILIES:
-        raise ConfigError(f"model_type={family!r} is not supported, only {', '.join(sorted(FAMILIES))}")
+    family = family_name(raw)
     _refuse_other_heads(raw, family)
-    return FAMILIES[family](ConfigReader(raw, family))
+    return FAMILIES[family].parse(ConfigReader(raw, family))
+
+
+def family_name(raw: Mapping[str, Any]) -> str:
+    """The family of a text model's config: model_type without the "_text" that parts of multimodal models carry.
+
+    Raises ConfigError for a family that cannot run, with what is missing where that is known.
+    """
+    name = str(raw.get("model_type")).removesuffix("_text")
+    if name in MISSING:
+        raise ConfigError(f"model_type={name!r} is not supported: {MISSING[name]}")
+    if name not in FAMILIES:
+        raise ConfigError(f"model_type={name!r} is not supported, only {', '.join(sorted(FAMILIES))}")
+    return name
 
 
 def text_config(raw: Mapping[str, Any]) -> Mapping[str, Any]:

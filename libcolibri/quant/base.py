@@ -117,31 +117,50 @@ def readonly(array: np.ndarray) -> np.ndarray:
 
 
 @dataclass(frozen=True)
-class Format:
-    """A tensor type.
+class BlockType:
+    """A type that can be read: what GGUF files call it, and what its blocks stand for.
 
     name             lower-case ggml name
     block_cols       columns of a block; a matrix's I must be a multiple
-    tile_bytes       bytes of 16 rows x block_cols columns, row padding included
     ggml_type        id of the type in GGUF files
     ggml_block_bytes bytes of one row's block in GGUF files
-    fields           how the bits of a block lie in a tile
     from_blocks      (n, ggml_block_bytes) uint8 -> (n, block_cols) float32
-    to_blocks        (n, block_cols) float32 -> (n, ggml_block_bytes) uint8
-    max_error        bound of |w - dequantize(quantize(w))| over a block's largest |w|, float16 rounding of scales included
-    tiny_error       bound of what float16 subnormals add: half their spacing, 2**-25, times the largest factor of a scale
     """
 
     name: str
     block_cols: int
-    tile_bytes: int
     ggml_type: int
     ggml_block_bytes: int
-    fields: Sequence[Field]
     from_blocks: Callable[[np.ndarray], np.ndarray]
-    to_blocks: Callable[[np.ndarray], np.ndarray]
-    max_error: float
-    tiny_error: float
+
+    def dequantize_blocks(self, blocks: np.ndarray) -> np.ndarray:
+        """ggml blocks (O, B, ggml_block_bytes) -> float32 (O, B * block_cols), bit for bit what ggml's reference gives."""
+        flat = blocks.reshape(-1, self.ggml_block_bytes)
+        out = np.empty((len(flat), self.block_cols), np.float32)
+        step = max(1, CHUNK_WEIGHTS // self.block_cols)
+        for start in range(0, len(flat), step):
+            out[start : start + step] = self.from_blocks(flat[start : start + step])
+        return out.reshape(blocks.shape[0], -1)
+
+
+@dataclass(frozen=True)
+class Format(BlockType):
+    """A tensor type of model directories: it has tiles, and kernels that multiply by them.
+
+    tile_bytes   bytes of 16 rows x block_cols columns, row padding included
+    fields       how the bits of a block lie in a tile
+    half_scales  the bytes of a block at which a float16 scale lies
+    to_blocks    (n, block_cols) float32 -> (n, ggml_block_bytes) uint8; None for a type that only comes ready-made
+    max_error    bound of |w - dequantize(quantize(w))| over a block's largest |w|, float16 rounding of scales included
+    tiny_error   bound of what float16 subnormals add: half their spacing, 2**-25, times the largest factor of a scale
+    """
+
+    tile_bytes: int
+    fields: Sequence[Field]
+    half_scales: tuple[int, ...] = ()
+    to_blocks: Callable[[np.ndarray], np.ndarray] | None = None
+    max_error: float = 0.0
+    tiny_error: float = 0.0
 
     @property
     def bits_per_weight(self) -> float:
@@ -193,18 +212,15 @@ class Format:
     def _unpack(self, tiles: np.ndarray, blocks: np.ndarray) -> None:
         _unpack_bits(tiles, readonly(self._field_table), blocks)
 
-    def dequantize_blocks(self, blocks: np.ndarray) -> np.ndarray:
-        """ggml blocks (O, B, ggml_block_bytes) -> float32 (O, B * block_cols), bit for bit what ggml's reference gives."""
-        flat = blocks.reshape(-1, self.ggml_block_bytes)
-        out = np.empty((len(flat), self.block_cols), np.float32)
-        step = max(1, CHUNK_WEIGHTS // self.block_cols)
-        for start in range(0, len(flat), step):
-            out[start : start + step] = self.from_blocks(flat[start : start + step])
-        return out.reshape(blocks.shape[0], -1)
+    def are_finite(self, blocks: np.ndarray) -> bool:
+        """Whether no scale (or, of a float type, no weight) in ggml blocks (..., ggml_block_bytes) is NaN or infinity."""
+        return all(bool((blocks[..., at + 1] & 0x7C != 0x7C).all()) for at in self.half_scales)
 
     def quantize_blocks(self, weights: np.ndarray) -> np.ndarray:
         """float32 (O, I) -> ggml blocks (O, I / block_cols, ggml_block_bytes); QuantError for NaN or infinite weights."""
         rows, cols = weights.shape
+        if self.to_blocks is None:
+            raise QuantError(f"weights cannot be rounded to {self.name}, a type that is only taken over from checkpoints: choose another")
         self.tile_shape(rows, cols)
         if not (np.isfinite(weights.max()) and np.isfinite(weights.min())):
             raise QuantError(f"the weights contain NaN or infinity, which {self.name} cannot hold: the checkpoint is damaged")

@@ -8,6 +8,11 @@ from .base import TILE_ROWS, Format, half
 class FloatFormat(Format):
     """A tile is one column of 16 rows; packing is a transposition, and "quantising" a cast."""
 
+    def are_finite(self, blocks: np.ndarray) -> bool:
+        """Whether no weight is NaN or infinity: an exponent of ones only."""
+        element, exponent = {"f32": ("<u4", 0x7F800000), "f16": ("<u2", 0x7C00), "bf16": ("<u2", 0x7F80)}[self.name]
+        return bool((np.ascontiguousarray(blocks).view(element) & exponent != exponent).all())
+
     def _pack(self, blocks: np.ndarray, tiles: np.ndarray) -> None:
         element = f"u{self.ggml_block_bytes}"
         source, target = blocks.view(element)[..., 0], tiles.view(element)  # (O, I), (groups, I, 16)
@@ -51,6 +56,6 @@ def _bf16_from_blocks(blocks: np.ndarray) -> np.ndarray:
 
 
 # max_error: half a unit in the last place.
-F32 = FloatFormat("f32", 1, 64, 0, 4, (), _f32_from_blocks, _f32_to_blocks, 0.0, 0.0)
-F16 = FloatFormat("f16", 1, 32, 1, 2, (), _f16_from_blocks, _f16_to_blocks, 2**-11, 2**-25)
-BF16 = FloatFormat("bf16", 1, 32, 30, 2, (), _bf16_from_blocks, _bf16_to_blocks, 2**-8, 2**-134)
+F32 = FloatFormat("f32", 1, 0, 4, _f32_from_blocks, 64, (), (), _f32_to_blocks, 0.0, 0.0)
+F16 = FloatFormat("f16", 1, 1, 2, _f16_from_blocks, 32, (), (), _f16_to_blocks, 2**-11, 2**-25)
+BF16 = FloatFormat("bf16", 1, 30, 2, _bf16_from_blocks, 32, (), (), _bf16_to_blocks, 2**-8, 2**-134)

@@ -38,4 +38,4 @@ def _from_blocks(blocks: np.ndarray) -> np.ndarray:
     return halves_at(blocks, 0) * (split_nibbles(blocks[:, 2:]).astype(np.float32) - np.float32(8))
 
 
-Q4_0 = Format("q4_0", 32, 288, 2, 18, nibble_fields(2) + half_fields(0, D), _from_blocks, _to_blocks, 0.13, 8 * 2**-25)
+Q4_0 = Format("q4_0", 32, 2, 18, _from_blocks, 288, nibble_fields(2) + half_fields(0, D), (0,), _to_blocks, 0.13, 8 * 2**-25)

@@ -20,4 +20,5 @@ def _from_blocks(blocks: np.ndarray) -> np.ndarray:
     return halves_at(blocks, 0) * split_nibbles(blocks[:, 4:]).astype(np.float32) + halves_at(blocks, 2)
 
 
-Q4_1 = Format("q4_1", 32, 320, 3, 20, nibble_fields(4) + half_fields(0, D) + half_fields(2, M), _from_blocks, _to_blocks, 0.08, 16 * 2**-25)
+_FIELDS = nibble_fields(4) + half_fields(0, D) + half_fields(2, M)
+Q4_1 = Format("q4_1", 32, 3, 20, _from_blocks, 320, _FIELDS, (0, 2), _to_blocks, 0.08, 16 * 2**-25)

@@ -91,4 +91,4 @@ def _fields() -> list[Field]:
     return fields + [Field(192 + sub, 0, 8, SCALE + 16 * sub, 0, 1) for sub in range(16)]
 
 
-Q6_K = Format("q6_k", 256, 3392, 14, 210, _fields(), _from_blocks, _to_blocks, 0.05, 4096 * 2**-25)
+Q6_K = Format("q6_k", 256, 14, 210, _from_blocks, 3392, _fields(), (208,), _to_blocks, 0.05, 4096 * 2**-25)

@@ -37,4 +37,4 @@ def _fields() -> list[Field]:
     return codes + half_fields(0, D)
 
 
-Q8_0 = Format("q8_0", 32, 544, 8, 34, _fields(), _from_blocks, _to_blocks, 0.0045, 128 * 2**-25)
+Q8_0 = Format("q8_0", 32, 8, 34, _from_blocks, 544, _fields(), (0,), _to_blocks, 0.0045, 128 * 2**-25)

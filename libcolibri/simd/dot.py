@@ -1,4 +1,4 @@
-"""The one operation that depends on the instruction set: dot products of u8 codes and i8 activations.
+"""The operations that depend on the instruction set: dot products of u8 codes and i8 activations, and table lookups.
 
 Contract, the same integers everywhere:
 
@@ -7,6 +7,7 @@ Contract, the same integers everywhere:
     sums = widen(acc)                        int32 per lane (row)
     sums = widen_scaled(acc, scale)          the same times an int32 per row (its value within int16)
     sums = dot4_signed(sums, codes, x)       codes i8; int32 accumulator; see `signed_correction`
+    values = table_lookup(TABLE)(target, nibbles)    TABLE[nibble] for every byte
 
 How many dot4 may go into one accumulator is bounded by the narrowest path: AVX2 adds pairs of products in 16 bits, so
 16 bits must hold n * 2 * max(code) * 127: n = 8 for 4-bit codes, 4 for 5-bit codes, 2 for 6-bit codes.
@@ -230,6 +231,45 @@ def dot2(typingctx, like, pairs, x):
         return each(b, x(pairs, x), args[1:], emit)
 
     return x(like, pairs, x), codegen
+
+
+def _shuffle_bytes(b, table, indices, name, bits):
+    """A byte shuffle that works within 128 bits: every such part gets the table."""
+    part = integers(bits // 8, 8)
+    return call_llvm(b, name, part, [ir.Constant(part, table * (bits // 128)), indices])
+
+
+def _select_bytes(b, table, indices):
+    """A tree of selections by the four bits of the index, for any machine."""
+    values = [constant(indices.type, value) for value in table]
+    for bit in range(4):
+        chosen = b.icmp_unsigned("!=", b.and_(indices, constant(indices.type, 1 << bit)), constant(indices.type, 0))
+        values = [b.select(chosen, odd, even) for even, odd in zip(values[::2], values[1::2], strict=True)]
+    return values[0]
+
+
+def table_lookup(table):
+    """An intrinsic (target, nibbles) -> table[nibble], byte by byte; table: 16 integers of one byte, nibbles: bytes 0..15."""
+    table = [int(value) for value in table]
+
+    def emit(isa, b, indices):
+        if isa == Isa.AVX512_VNNI:
+            return _shuffle_bytes(b, table, indices, "llvm.x86.avx512.pshuf.b.512", 512)
+        if isa == Isa.AVX2:
+            halves = [_slice(b, indices, start, 32) for start in range(0, indices.type.count, 32)]
+            found = [_shuffle_bytes(b, table, half, "llvm.x86.avx2.pshuf.b", 256) for half in halves]
+            return found[0] if len(found) == 1 else b.shuffle_vector(*found, ir.Constant(integers(64), list(range(64))))
+        return _select_bytes(b, table, indices)
+
+    def typer(typingctx, like, nibbles):
+        isa = like.isa
+
+        def codegen(ctx, b, sig, args):
+            return each(b, nibbles(nibbles), [args[1]], lambda b, t, indices: emit(isa, b, indices))
+
+        return nibbles(like, nibbles), codegen
+
+    return intrinsic(typer)
 
 
 @intrinsic

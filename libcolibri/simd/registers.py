@@ -236,14 +236,25 @@ def with_high_bits(typingctx, nibbles, pairs, k):
 
 
 @intrinsic(prefer_literal=True)
-def with_high_bit(typingctx, nibbles, bits, k):
-    """5-bit codes: nibbles | (bit k of bits) << 4; k literal."""
-    position = k.literal_value
+def with_bit(typingctx, codes, bits, k, place):
+    """codes | (bit k of bits) << place; k and place literal."""
+    left, mask = place.literal_value - k.literal_value, 1 << place.literal_value
 
     def codegen(ctx, b, sig, args):
-        return each(b, sig, args, lambda b, t, low, high, _: b.or_(low, _and_bytes(b, _shift_bytes(b, high, 4 - position), 0x10)))
+        return each(b, codes(codes, bits), args[:2], lambda b, t, low, high: b.or_(low, _and_bytes(b, _shift_bytes(b, high, left), mask)))
 
-    return nibbles(nibbles, bits, k), codegen
+    return codes(codes, bits, k, place), codegen
+
+
+@intrinsic(prefer_literal=True)
+def bit_pair(typingctx, pairs, k):
+    """2-bit codes: bits 2k, 2k+1 of every byte; k literal."""
+    right = 2 * k.literal_value
+
+    def codegen(ctx, b, sig, args):
+        return each(b, pairs(pairs), args[:1], lambda b, t, v: _and_bytes(b, _shift_bytes(b, v, -right), 3))
+
+    return pairs(pairs, k), codegen
 
 
 def _shape(like):
@@ -329,6 +340,18 @@ def _loader(kind, memory, convert):
     return intrinsic(typer)
 
 
+def _bytes(lanes):
+    return integers(lanes, 8)
+
+
+def power_of_two(b, v, lanes):
+    """2^(e - 128) of unsigned bytes e; the two smallest are subnormal float32."""
+    e = b.zext(v, integers(lanes))
+    normal = b.shl(b.sub(e, constant(e.type, 1)), constant(e.type, 23))
+    subnormal = b.shl(constant(e.type, 0x00200000), b.and_(e, constant(e.type, 1)))
+    return b.bitcast(b.select(b.icmp_unsigned("<", e, constant(e.type, 2)), subnormal, normal), floats(lanes))
+
+
 def _halves(lanes):
     return ir.VectorType(ir.HalfType(), lanes)
 
@@ -342,10 +365,11 @@ def _widen_bfloat(b, v, lanes):
 
 
 load_codes_like = _loader_like(codes, lambda lanes: integers(4 * lanes, 8), lambda b, v, lanes: v)
-load_i8_like = _loader_like(i32, lambda lanes: integers(lanes, 8), lambda b, v, lanes: b.sext(v, integers(lanes)))
-load_u8_like = _loader_like(
-    f32, lambda lanes: integers(lanes, 8), lambda b, v, lanes: b.uitofp(b.zext(v, integers(lanes)), floats(lanes))
-)
+load_i8_like = _loader_like(i32, _bytes, lambda b, v, lanes: b.sext(v, integers(lanes)))
+load_low_nibbles_like = _loader_like(i32, _bytes, lambda b, v, lanes: b.zext(b.and_(v, constant(v.type, 15)), integers(lanes)))
+load_high_nibbles_like = _loader_like(i32, _bytes, lambda b, v, lanes: b.zext(b.lshr(v, constant(v.type, 4)), integers(lanes)))
+load_power_of_two_like = _loader_like(f32, _bytes, power_of_two)
+load_u8_like = _loader_like(f32, _bytes, lambda b, v, lanes: b.uitofp(b.zext(v, integers(lanes)), floats(lanes)))
 load_f16_like = _loader_like(f32, _halves, _widen_half)
 load_bf16_like = _loader_like(f32, lambda lanes: integers(lanes, 16), _widen_bfloat)
 load_f32_like = _loader_like(f32, floats, lambda b, v, lanes: v)
@@ -443,6 +467,19 @@ def sum_registers(typingctx, bundle):
         return each(b, result(), [], lambda b, t: registers[0])
 
     return result(bundle), codegen
+
+
+@intrinsic
+def add_registers(typingctx, x):
+    """The registers of a bundle (a power of two) added in pairs, neighbours first: one register."""
+
+    def codegen(ctx, b, sig, args):
+        registers = [b.extract_value(args[0], t) for t in range(sig.args[0].count)]
+        while len(registers) > 1:
+            registers = [b.fadd(left, right) for left, right in zip(registers[::2], registers[1::2], strict=True)]
+        return b.insert_value(ir.Constant(ir.ArrayType(registers[0].type, 1), ir.Undefined), registers[0], 0)
+
+    return f32(1, x.lanes)(x), codegen
 
 
 @intrinsic

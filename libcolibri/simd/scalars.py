@@ -4,7 +4,7 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from .registers import INT, address, call_llvm, load_value, store_value
+from .registers import INT, address, call_llvm, integers, load_value, power_of_two, store_value
 
 
 def _load(result, element, convert=lambda b, v: v):
@@ -36,6 +36,9 @@ get_bf16 = _load(
     types.float32,
     ir.IntType(16),
     lambda b, v: b.bitcast(b.shl(b.zext(v, ir.IntType(32)), ir.Constant(ir.IntType(32), 16)), ir.FloatType()),
+)
+get_power_of_two = _load(
+    types.float32, integers(1, 8), lambda b, v: b.extract_element(power_of_two(b, v, 1), ir.Constant(ir.IntType(32), 0))
 )
 put_i64, put_i32, put_f32, put_f64 = _store(types.int64), _store(types.int32), _store(types.float32), _store(types.float64)
 put_u8 = _store(types.uint8)

@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 from cli_fakes import INTERRUPT, FakeEngine, FakeKnowledgeBase, FakeServices, fake_hit, make_home
 from click.testing import CliRunner, Result
@@ -15,7 +16,10 @@ from colibri_cli.app import COMMANDS, main
 from colibri_cli.commands import chat, ingest
 from colibri_cli.errors import FAILED, INTERRUPTED, NOT_IN_DOCUMENTS, SKIPPED, USAGE, reports_errors, user_message
 
+from libcolibri.cache_simulator import OPTIMUM
 from libcolibri.errors import ConfigError, FormatError
+from libcolibri.eviction import POLICIES
+from libcolibri.expert_trace import TraceWriter
 
 
 @pytest.fixture
@@ -68,6 +72,24 @@ def test_run_passes_every_option_on(home: Path) -> None:
     sampling, max_tokens, stop = engine.samplings[0]
     assert vars(sampling) == {"temperature": 0.5, "top_k": 7, "top_p": 0.9, "min_p": 0.1, "repetition_penalty": 1.1, "seed": 3}
     assert (max_tokens, stop) == (9, ("END", "STOP"))
+
+
+def test_run_records_a_trace_and_trace_replays_it(home: Path, tmp_path: Path) -> None:
+    fakes = FakeServices(FakeEngine("x"))
+    invoke(main, ["run", "-m", "a-chat-model", "-p", "Hi", "--trace", "t", "--expert-policy", "lru"], fakes, home)
+    assert fakes.opened[-1][1] | {"trace": Path("t"), "expert_policy": "lru"} == fakes.opened[-1][1]
+    path = tmp_path / "t"
+    with TraceWriter(path, {0: 4096}, {0: 20}) as writer:
+        for n in range(30):
+            writer.add(1, [np.array([n % 3, 3 + n % 5])])
+    result = invoke(main, ["trace", str(path)], fakes, home)
+    lines = result.stdout.splitlines()
+    assert lines[0] == "30 passes, 1 layers, 81.9 kB of experts" and lines[1].split()[-4:] == [*POLICIES, OPTIMUM]
+    assert lines[-1].split() == ["73.7", "kB", "(90%)", *["86.7%"] * 4]  # 8 experts of 60 uses are read once
+    facts = json.loads(invoke(main, ["trace", str(path), "--warm-up", "15", "--json"], fakes, home).stdout)
+    assert facts["passes"] == 30 and facts["runs"][-1]["policy"] == OPTIMUM and facts["runs"][-1]["misses"] == 0
+    refused = invoke(main, ["trace", str(tmp_path / "none")], fakes, home)
+    assert refused.exit_code == FAILED and "cannot be read" in refused.stderr
 
 
 def test_run_gives_one_json_object(home: Path) -> None:
@@ -196,8 +218,8 @@ def test_perplexity_refuses_what_is_not_utf8(home: Path, tmp_path: Path) -> None
 
 
 def fake_manifest() -> SimpleNamespace:
-    part = SimpleNamespace(type="q4_k")
-    layer = SimpleNamespace(num_experts=8, expert_bytes=4096, gate_proj=part, up_proj=part, down_proj=SimpleNamespace(type="q6_k"))
+    types = {"gate_proj": "q4_k", "up_proj": "q4_k", "down_proj": "q6_k"}
+    layer = SimpleNamespace(num_experts=8, expert_bytes=4096, parts={name: SimpleNamespace(type=type) for name, type in types.items()})
     return SimpleNamespace(
         kind="decoder", family="qwen2_moe", format_version="1.0", quantization={"recipe": "q4_k_m"}, tokenizer=None,
         files={"dense.safetensors": SimpleNamespace(bytes=2048)}, source={"name": "Demo"}, converter_version="0.1.0",

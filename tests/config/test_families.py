@@ -5,11 +5,28 @@ from pathlib import Path
 
 import pytest
 
-from libcolibri.config import ModelConfig, RopeConfig
+from libcolibri.blocks.attention import Attention
+from libcolibri.blocks.mlp import Mlp
+from libcolibri.blocks.moe import MoE
+from libcolibri.blocks.router import Router
+from libcolibri.config import ModelConfig
 from libcolibri.errors import ConfigError
 from libcolibri.models.registry import FAMILIES, parse_config
+from libcolibri.rope import RopeConfig
 
 TINY = Path(__file__).parents[1] / "fixtures" / "tiny"
+
+
+def attention(config: ModelConfig, layer: int = 0) -> Attention:
+    return config.layers[layer].sublayers[0].block
+
+
+def ffn(config: ModelConfig, layer: int = 0) -> Mlp | MoE:
+    return config.layers[layer].sublayers[1].block
+
+
+def windows(config: ModelConfig) -> list[int | None]:
+    return [attention(config, i).window for i in range(config.num_hidden_layers)]
 
 
 def raw_config(family: str, name: str = "config.json", **changes) -> dict:
@@ -21,49 +38,50 @@ def raw_config(family: str, name: str = "config.json", **changes) -> dict:
 def test_new_and_published_spelling_agree(family):
     new, published = (parse_config(raw_config(family, name)) for name in ("config.json", "config_legacy.json"))
     assert new == published
-    assert new.family == family and new.num_hidden_layers == 4 and new.rms_norm_eps == 1e-3
+    assert new.family == family and new.norm.eps == 1e-3
 
 
 def test_llama_reads_llama3_rope():
-    assert parse_config(raw_config("llama")).rope == RopeConfig(
+    assert attention(parse_config(raw_config("llama"))).rope == RopeConfig(
         type="llama3", theta=5e5, factor=8.0, original_max_position_embeddings=64, low_freq_factor=1.0, high_freq_factor=4.0
     )
 
 
 def test_mistral_window_holds_everywhere():
     config = parse_config(raw_config("mistral"))
-    assert [config.window_of(i) for i in range(4)] == [8] * 4
-    assert parse_config(raw_config("mistral", sliding_window="absent")).sliding_window == 4096
-    assert parse_config(raw_config("mistral", sliding_window=None)).window_of(0) is None
+    assert windows(config) == [8] * 4
+    assert windows(parse_config(raw_config("mistral", sliding_window="absent"))) == [4096] * 4
+    assert windows(parse_config(raw_config("mistral", sliding_window=None))) == [None] * 4
 
 
 def test_mixtral_always_renormalises():
     config = parse_config(raw_config("mixtral"))
-    assert config.norm_topk_prob and config.head_dim == 16 and config.moe_layers == (True,) * 4 and config.moe_intermediate_size == 48
+    assert ffn(config) == MoE(8, 2, 48, Router(normalise=True))
+    assert attention(config).head_dim == 16 and list(config.experts) == [0, 1, 2, 3]
     with pytest.raises(ConfigError, match="norm_topk_prob=False"):
         parse_config(raw_config("mixtral", norm_topk_prob=False))
 
 
 def test_qwen3_moe_norm_topk_prob_defaults_to_false():
-    assert parse_config(raw_config("qwen3_moe")).norm_topk_prob
-    assert not parse_config(raw_config("qwen3_moe", norm_topk_prob="absent")).norm_topk_prob
+    assert ffn(parse_config(raw_config("qwen3_moe"))).router.normalise
+    assert not ffn(parse_config(raw_config("qwen3_moe", norm_topk_prob="absent"))).router.normalise
 
 
 def test_qwen2_moe_layers_and_shared_expert():
     config = parse_config(raw_config("qwen2_moe"))
-    assert config.moe_layers == (True, False, True, True) and config.shared_expert_intermediate_size == 48
-    assert config.attention_bias and not config.attention_out_bias and config.window_of(0) is None
-    assert parse_config(raw_config("qwen2_moe", mlp_only_layers=[], decoder_sparse_step=2)).moe_layers == (False, True, False, True)
+    assert list(config.experts) == [0, 2, 3] and ffn(config).shared.intermediate_size == 48 and ffn(config).shared_gate
+    assert attention(config).bias and not attention(config).out_bias and attention(config).window is None
+    assert list(parse_config(raw_config("qwen2_moe", mlp_only_layers=[], decoder_sparse_step=2)).experts) == [1, 3]
 
 
 def test_olmoe_norm_over_full_width_and_clip():
     config = parse_config(raw_config("olmoe", clip_qkv=8.0))
-    assert config.qk_norm == "full" and config.clip_qkv == 8.0 and not config.norm_topk_prob
+    assert attention(config).qk_norm == "full" and attention(config).clip_qkv == 8.0 and not ffn(config).router.normalise
 
 
 def test_qwen3_head_dim_is_128_when_absent():
-    assert parse_config(raw_config("qwen3", head_dim="absent")).head_dim == 128
-    assert parse_config(raw_config("qwen3_moe", head_dim="absent")).head_dim == 16
+    assert attention(parse_config(raw_config("qwen3", head_dim="absent"))).head_dim == 128
+    assert attention(parse_config(raw_config("qwen3_moe", head_dim="absent"))).head_dim == 16
 
 
 @pytest.mark.parametrize(
@@ -78,7 +96,7 @@ def test_qwen3_head_dim_is_128_when_absent():
 )
 def test_qwen_windows(family, changes, expected):
     config = parse_config(raw_config(family, use_sliding_window=True, sliding_window=16, **changes))
-    assert [config.window_of(i) for i in range(4)] == expected
+    assert windows(config) == expected
 
 
 def test_nested_text_config():
@@ -109,7 +127,7 @@ def test_nested_text_config():
         ("llama", {"num_key_value_heads": 3}, "no multiple"),
         ("llama", {"rope_scaling": {"type": "linear", "factor": 2.0}}, "both rope_parameters and rope_scaling"),
         ("llama", {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, "rope_type='dynamic'"),
-        ("llama", {"rope_parameters": {"rope_type": "longrope", "factor": 2.0}}, "rope_type='longrope'"),
+        ("llama", {"rope_parameters": {"rope_type": "longrope", "factor": 2.0}}, "short_factor is missing"),
         ("llama", {"rope_parameters": {"rope_type": "linear"}}, "factor is missing"),
         ("llama", {"rope_parameters": {"rope_type": "default", "mrope_section": [1, 2]}}, "mrope_section"),
         ("llama", {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.25}}, "partial_rotary_factor"),

@@ -69,7 +69,7 @@ def read_model(folder):
         raw = np.fromfile(folder / entry.file, np.uint8)
         for expert, offset in enumerate(expert_offsets(folder, manifest, layer)):
             for part in PARTS:
-                place = entry.part(part)
+                place = entry.parts[part]
                 data = raw[offset + place.offset : offset + place.offset + place.bytes]
                 tiles = data.reshape(FORMATS[place.type].tile_shape(*place.shape))
                 result[f"model.layers.{layer}.mlp.experts.{expert}.{part}.weight"] = FORMATS[place.type].dequantize(tiles, *place.shape)

@@ -46,7 +46,7 @@ def refused(folder, match, error=SourceError, **options):
 
 def test_an_unsupported_family(folder):
     set_config(folder, model_type="gemma9")
-    refused(folder, "'gemma9' is not supported, only llama")
+    refused(folder, "'gemma9' is not supported, only .*llama")
 
 
 def test_a_value_without_equations(folder):

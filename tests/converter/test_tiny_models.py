@@ -65,10 +65,7 @@ def test_gguf_files_give_the_same_model_as_the_folder(family, tmp_path):
     assert all(np.array_equal(found[name], wanted[name]) for name in found)
     if family != "bert":
         ours, theirs = parse_config(read_manifest(tmp_path / "m").config), parse_config(open_source(folder).config)
-        for name in ("hidden_size", "head_dim", "num_key_value_heads", "rms_norm_eps", "rope", "qk_norm", "moe_layers", "norm_topk_prob",
-                     "num_experts_per_tok", "moe_intermediate_size", "shared_expert_intermediate_size", "tie_word_embeddings",
-                     "attention_bias", "vocab_size"):  # fmt: skip
-            assert getattr(ours, name) == getattr(theirs, name), name
+        assert (ours.layers, ours.norm, ours.vocab_size) == (theirs.layers, theirs.norm, theirs.vocab_size)
 
 
 @pytest.mark.parametrize("kind", ["Q8_0", "Q4_0", "Q5_0", "F16", "BF16"])

@@ -7,8 +7,8 @@ import pytest
 from libcolibri.kernels.encoder_kernels import (
     attention_scratch_bytes,
     make_gelu,
-    make_layer_norm,
     make_pool,
+    make_residual_norm,
     make_text_attention,
 )
 from libcolibri.kernels.kernel_set import KernelSet
@@ -49,7 +49,7 @@ def test_layer_norm(cols):
     weight, bias, out = rng.standard_normal(cols).astype(np.float32), rng.standard_normal(cols).astype(np.float32), np.zeros_like(x)
     rows = np.array([4, 0, 3, 3, 1])
     slots = (one(5), x, cols * 4, residual, cols * 4, rows, cols, weight, bias, one(1e-12, np.float32), out, cols * 4, 0)
-    run(make_layer_norm, (*slots, np.zeros(2 * 256, np.uint8), 256), (KERNELS.width,))
+    run(make_residual_norm, (*slots, np.zeros(2 * 256, np.uint8), 256), (KERNELS.width,))
     expected = reference.layer_norm(x.astype(np.float64) + residual[rows], weight, bias, 1e-12)
     np.testing.assert_allclose(out, expected, atol=1e-5)
 

@@ -20,20 +20,18 @@ def test_binds_what_was_written(tmp_path):
     weights = load(make_model(tmp_path / "model", seed=3))
     values = np.random.default_rng(3).normal(0.0, 1.0, (48, 32)).astype(np.float32)  # embed_tokens comes first
     np.testing.assert_array_equal(FORMATS["f32"].dequantize(weights.embed_tokens.tiles, 48, 32), values)
-    assert [layer.moe is None for layer in weights.layers] == [False, True, False]
-    moe = weights.layers[0].moe
-    assert moe.router.rows == 6 and moe.router.type == "f32" and moe.shared.gate_proj.rows == 40 and moe.shared_gate.rows == 1
-    assert moe.experts.num_experts == 6 and (moe.experts.down_proj.rows, moe.experts.down_proj.cols) == (32, 24)
-    attention = weights.layers[0].attention
-    assert (
-        attention.q_bias.dtype == np.float32 and attention.q_bias.shape == (32,) and attention.o_bias is None and attention.q_norm is None
-    )
-    assert list(weights.expert_layouts) == [0, 2]
+    assert [layer.sublayers[1].experts is None for layer in weights.layers] == [False, True, False]
+    attention, moe = weights.layers[0].sublayers
+    router, gate = moe.fields["router"], moe.fields["shared_gate"]
+    assert (router.rows, router.type, gate.rows, moe.fields["mlp.shared_expert.gate_proj"].rows) == (6, "f32", 1, 40)
+    assert moe.experts.num_experts == 6 and (moe.experts.parts["down_proj"].rows, moe.experts.parts["down_proj"].cols) == (32, 24)
+    assert attention.fields["q_bias"].dtype == np.float32 and attention.fields["q_bias"].shape == (32,)
+    assert not {"o_bias", "q_norm"} & set(attention.fields)
 
 
 def test_arrays_are_aligned_and_read_only(tmp_path):
     weights = load(make_model(tmp_path / "model"))
-    for array in (weights.embed_tokens.tiles, weights.norm, weights.layers[2].attention.k_bias, weights.lm_head.tiles):
+    for array in (weights.embed_tokens.tiles, weights.norm.weight, weights.layers[2].sublayers[0].fields["k_bias"], weights.lm_head.tiles):
         assert array.ctypes.data % 64 == 0 and not array.flags.writeable and array.flags.c_contiguous
 
 
@@ -44,7 +42,8 @@ def test_families(tmp_path, family):
     )
     assert weights.embed_tokens.type == "q8_0" and len(weights.layers) == 3
     norms = {"llama": None, "mixtral": None, "olmoe": (32,), "qwen3_moe": (16,)}[family]
-    assert (weights.layers[0].attention.q_norm is None) if norms is None else weights.layers[0].attention.q_norm.shape == norms
+    q_norm = weights.layers[0].sublayers[0].fields.get("q_norm")
+    assert q_norm is None if norms is None else q_norm.shape == norms
 
 
 NO_ROUTER = {"num_experts": None, "num_experts_per_tok": None, "moe_intermediate_size": None, "mlp_only_layers": None}

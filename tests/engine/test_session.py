@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from libcolibri.engine import Engine
 from libcolibri.errors import ColibriError, ConfigError, ContextLengthError, FormatError, TemplateError, TokenizerError
 from libcolibri.session import Session
-from tests.fake_decoder import FakeTokenizer, ScriptSampler, fake_parts, toy_logits
+from tests.fake_decoder import FakeTokenizer, ForgetfulDecoder, ScriptSampler, fake_parts, toy_logits
 from tests.tiny_model import edit_manifest, make_model
 
 TOKENIZER = {"file": "dense.safetensors", "bos_token_id": None, "eos_token_ids": [47], "add_bos": False}
@@ -125,7 +125,7 @@ def test_without_tokenizer_or_template(engine):
 def test_context_full_ends_with_length(engine):
     session = engine.new_session()
     tokens, _, steps = run(session, [1] * 126, ScriptSampler([3] * 9))
-    assert tokens == [3, 3, 3] and steps[-1].finish_reason == "length" and session._kv.n_tok == 128
+    assert tokens == [3, 3, 3] and steps[-1].finish_reason == "length" and session._state.n_tok == 128
     tokens, _, steps = run(session, [1] * 128, ScriptSampler([3] * 9))
     assert tokens == [3] and steps[-1].finish_reason == "length"
 
@@ -163,7 +163,21 @@ def test_reuse_never_changes_a_token(folder, prompts, leave):
                 continue
             tokens, _, _ = run(session, prompt, max_tokens=3)
             assert tokens == greedy(prompt, 3)
-            assert session.tokens[: session._kv.n_tok] == session._kv.seen[: session._kv.n_tok].tolist()
+            assert session.tokens[: session._state.n_tok] == session._state.seen[: session._state.n_tok].tolist()
+
+
+def test_a_state_that_forgets_goes_back_to_the_mark_before_the_prompts_end(folder):
+    with Engine.open(folder, parts=fake_parts(decoder=ForgetfulDecoder), prefill_chunk=8) as engine:
+        session, prompt = engine.new_session(), [i % 40 for i in range(30)]
+        first, _, _ = run(session, prompt, max_tokens=5)
+        assert [n for n, _ in engine._decoder.calls[:4]] == [8, 6, 8, 8]  # the mark is 16 tokens before the end
+        again, _, steps = run(session, prompt, max_tokens=5)
+        assert again == first and steps[-1].stats.reused_tok == 14
+        longer = [*prompt, *first, 1, 2, 3]  # the whole answer stays: only its last token was not evaluated
+        _, _, steps = run(session, longer, max_tokens=3)
+        assert steps[-1].stats.reused_tok == 34
+        tokens, _, steps = run(session, [*longer[:34], 9, 9], max_tokens=3)
+        assert steps[-1].stats.reused_tok == 30 and tokens == greedy([*longer[:34], 9, 9], 3)  # 16 new tokens: marked at their end
 
 
 # --- cancelling and misuse

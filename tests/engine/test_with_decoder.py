@@ -5,9 +5,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from libcolibri.cache_simulator import OPTIMUM, simulate
 from libcolibri.engine import Engine, Parts
+from libcolibri.errors import ConfigError
+from libcolibri.eviction import POLICIES
+from libcolibri.expert_trace import read_trace
 from libcolibri.models.decoder import Decoder
-from libcolibri.models.kv_cache import KVCache
+from libcolibri.models.state import SequenceState
 from libcolibri.perplexity import perplexity
 from libcolibri.session import _set_apart
 from libcolibri.thread_team import Team
@@ -18,7 +22,7 @@ PROMPT = [(11 * i * i + 3 * i) % 47 for i in range(40)]
 
 
 def real_parts() -> Parts:
-    return replace(fake_parts(), decoder=Decoder, kv_cache=KVCache, team=Team)
+    return replace(fake_parts(), decoder=Decoder, state=SequenceState, team=Team)
 
 
 @pytest.fixture(scope="module", params=["f32", "q8_0"])
@@ -37,7 +41,7 @@ def engine(folder):
 
 def test_plan_knows_what_is_taken(engine):
     session = engine.new_session()
-    assert session.kv_bytes == engine.plan.kv and engine.plan.experts == engine.experts.capacity_bytes
+    assert session.state_bytes == engine.plan.kv and engine.plan.experts == engine.experts.capacity_bytes
 
 
 def test_smallest_cache_and_other_chunks_give_the_same_bits(folder, engine):
@@ -51,6 +55,23 @@ def test_smallest_cache_and_other_chunks_give_the_same_bits(folder, engine):
                 assert stats.misses == stats.evictions == 0 and stats.hits > 0
             else:
                 assert stats.misses > 0 and stats.evictions > 0 and other.experts.capacity(0) == 2
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_simulated_misses_are_those_of_the_cache(folder, engine, policy, tmp_path):
+    """Every policy gives the same bits, and the simulator, fed with the run's trace, counts what the cache counted."""
+    expected, options = engine.new_session().logits(PROMPT), {"expert_cache": 3, "prefill_chunk": 6, "expert_policy": policy}
+    with Engine.open(folder, parts=real_parts(), trace=tmp_path / "trace", **options) as other:
+        np.testing.assert_array_equal(other.new_session().logits(PROMPT), expected)
+        budget, stats = other.experts.capacity_bytes, other.expert_stats
+    run = simulate(read_trace(tmp_path / "trace"), policy, budget)
+    assert (run.hits, run.misses, run.read_bytes) == (stats.hits, stats.misses, stats.read_bytes)
+    assert stats.misses > simulate(read_trace(tmp_path / "trace"), OPTIMUM, budget).misses > 0
+
+
+def test_a_trace_that_cannot_be_written_is_named(folder, tmp_path):
+    with pytest.raises(ConfigError, match="cannot be written"):
+        Engine.open(folder, parts=real_parts(), trace=tmp_path / "no" / "trace")
 
 
 def test_reuse_and_resumption_give_the_same_tokens(engine, tmp_path):

@@ -37,7 +37,7 @@ class CacheMachine(RuleBasedStateMachine):
     @initialize(budget=st.integers(2 * (4096 + 8192), E * sum(SIZES.values()) + 9999))
     def start(self, budget):
         self.store = FakeStore()
-        self.cache = ExpertCache(self.store, budget, K)
+        self.cache = ExpertCache(self.store, budget, K, policy="lru")
         self.budget = budget
         self.tables = {layer: self.cache.table(layer) for layer in SIZES}
         self.order: dict[int, list[tuple[int, int]]] = {4096: [], 8192: []}  # by size of slot, oldest first
@@ -57,6 +57,7 @@ class CacheMachine(RuleBasedStateMachine):
         missing, kept = wanted - resident, wanted | (protect & resident)
         self.hits += len(wanted & resident)
         present = sorted(wanted & resident)
+        self.cache.begin_pass()
         if missing and len(kept) > capacity:
             with pytest.raises(MemoryBudgetError, match=f"layer {layer}"):
                 self.cache.ensure(layer, wanted, protect)
@@ -76,6 +77,7 @@ class CacheMachine(RuleBasedStateMachine):
     def touch(self, layer, data):
         resident = sorted(e for at, e in self.order[SIZES[layer]] if at == layer)
         chosen = data.draw(st.sets(st.sampled_from(resident)) if resident else st.just(set()))
+        self.cache.begin_pass()
         self.cache.touch(layer, sorted(chosen))
         self.hits += len(chosen)
         for expert in sorted(chosen):
@@ -88,6 +90,7 @@ class CacheMachine(RuleBasedStateMachine):
         if (layer, expert) in order:
             return
         slots = sum(c.n_slots for c in self.cache._classes if c.expert_bytes == SIZES[layer])
+        self.cache.begin_pass()
         self.store.fail = True
         with pytest.raises(ExpertReadError):
             self.cache.ensure(layer, [expert])
@@ -138,7 +141,7 @@ def test_bring_in_takes_as_many_as_fit():
 
 
 def test_native_stamps_decide_who_leaves():
-    cache = ExpertCache(FakeStore({0: 4096}), 3 * 4096, K)
+    cache = ExpertCache(FakeStore({0: 4096}), 3 * 4096, K, policy="lru")
     cache.ensure(0, [0, 1, 2])
     cache.clock[0] += 1
     cache.stamps(0)[[0, 2]] = cache.clock[0]

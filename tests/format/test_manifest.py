@@ -61,15 +61,28 @@ def model(tmp_path):
 def test_reading_gives_what_was_written(model):
     manifest = read_manifest(model)
     assert parse_manifest(manifest.to_json().encode(), "x") == manifest
-    assert manifest.experts[3].part("down_proj").shape == (64, 32)
+    assert manifest.experts[3].parts["down_proj"].shape == (64, 32)
 
 
 def test_parts_and_experts_are_aligned(model):
     entry = read_manifest(model).experts[3]
     assert entry.expert_bytes % 4096 == 0
-    assert all(entry.part(name).offset % 64 == 0 for name in ("gate_proj", "up_proj", "down_proj"))
+    assert all(part.offset % 64 == 0 for part in entry.parts.values())
     offsets = expert_offsets(model, read_manifest(model), 3)
     assert all(offset % 4096 == 0 for offset in offsets)
+
+
+def test_experts_without_a_gate_have_no_entry_for_it(model):
+    manifest = read_manifest(model)
+    full = manifest.experts[3]
+    parts, size = plan_parts({"up_proj": "q8_0", "down_proj": "q4_0"}, {"up_proj": (32, 64), "down_proj": (64, 32)})
+    assert list(parts) == ["up_proj", "down_proj"] and parts["up_proj"].offset == 0
+    gateless = dataclasses.replace(manifest, experts={3: ExpertsEntry(full.file, 2, size, **parts, crc32=full.crc32)})
+    assert "gate_proj" not in gateless.to_json()
+    assert parse_manifest(gateless.to_json().encode(), "x") == gateless
+    without_up = gateless.to_json().replace("up_proj", "other")
+    with pytest.raises(FormatError, match="'up_proj' is missing"):
+        parse_manifest(without_up.encode(), "x")
 
 
 def test_a_sound_model_verifies_with_progress(model):

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
 
 from libcolibri.errors import FormatError
-from libcolibri.safetensors_header import build_header, read_header
+from libcolibri.safetensors_header import build_header, read_header, strict_json
 
 
 def write(path, header, data=b""):
@@ -104,3 +104,10 @@ def test_mutated_files_give_a_result_or_a_format_error(tmp_path_factory, data):
     except FormatError:
         return
     assert all(8 <= slot.start <= slot.end <= len(raw) for slot in slots.values())
+
+
+def test_constants_that_are_no_json_are_read_on_request_only():
+    raw = b'{"limits": [0.0, Infinity]}'
+    assert strict_json(raw, "config.json", bare_constants=True) == {"limits": [0.0, {"__float__": "Infinity"}]}
+    with pytest.raises(FormatError, match="Infinity is not JSON"):
+        strict_json(raw, "the header")

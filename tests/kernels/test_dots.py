@@ -9,16 +9,18 @@ from libcolibri.quant import FORMATS
 from libcolibri.recorder import Recorder, Rows, wants
 from libcolibri.simd.isa import Isa, available
 from libcolibri.thread_team import Team
+from tests.random_blocks import random_blocks
 
-TYPES = ["f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "q5_0", "q4_k", "q6_k"]
+FLOATS = ("f32", "f16", "bf16")
+QUANTISED = [name for name in FORMATS if name not in FLOATS]
 KERNELS = {isa: KernelSet(isa) for isa in available()}
 
 
 def matrix_of(type: str, rows: int, cols: int, seed: int) -> tuple[Matrix, np.ndarray]:
     """A random matrix in tiles, and what its tiles stand for, float64."""
-    weights = np.random.default_rng(seed).standard_normal((rows, cols)).astype(np.float32)
-    tiles = FORMATS[type].quantize(weights)
-    return Matrix(type, rows, cols, tiles), FORMATS[type].dequantize(tiles, rows, cols).astype(np.float64)
+    fmt = FORMATS[type]
+    tiles = fmt.pack(random_blocks(type, rows, cols // fmt.block_cols, np.random.default_rng(seed)))
+    return Matrix(type, rows, cols, tiles), fmt.dequantize(tiles, rows, cols).astype(np.float64)
 
 
 def multiply(matrix: Matrix, x: np.ndarray, isa: Isa, threads: int = 1, bias: np.ndarray | None = None) -> np.ndarray:
@@ -46,18 +48,18 @@ def rounded(x: np.ndarray) -> np.ndarray:
     return (codes.astype(np.float64) * (peak / np.float32(127))).reshape(x.shape)
 
 
-@pytest.mark.parametrize("type", TYPES)
+@pytest.mark.parametrize("type", FORMATS)
 @pytest.mark.parametrize(("rows", "cols", "n"), [(16, 256, 1), (40, 512, 3), (1, 256, 8), (35, 768, 13)])
 def test_product_equals_float64(type, rows, cols, n):
     matrix, weights = matrix_of(type, rows, cols, seed=rows)
     x = np.random.default_rng(n).standard_normal((n, cols)).astype(np.float32)
-    exact = (x.astype(np.float64) if type in ("f32", "f16", "bf16") else rounded(x)) @ weights.T
+    exact = (x.astype(np.float64) if type in FLOATS else rounded(x)) @ weights.T
     got = multiply(matrix, x, available()[-1])
     np.testing.assert_allclose(got[:, :rows], exact, atol=2e-6 * cols**0.5 * np.abs(exact).max(), rtol=0)
     assert not got[:, rows:].any(), "rows beyond the matrix must be zero"
 
 
-@pytest.mark.parametrize("type", TYPES)
+@pytest.mark.parametrize("type", FORMATS)
 def test_bits_do_not_depend_on_the_path(type):
     """Instruction set, panel width, place in a batch, threads: one number."""
     matrix, _ = matrix_of(type, 52, 512, seed=3)
@@ -71,7 +73,7 @@ def test_bits_do_not_depend_on_the_path(type):
         assert (alone.view(np.uint32) == reference.view(np.uint32)).all(), isa.name
 
 
-@pytest.mark.parametrize("type", ["q8_0", "q4_0", "q5_0", "q4_k", "q6_k", "q4_1"])
+@pytest.mark.parametrize("type", QUANTISED)
 def test_extreme_codes_do_not_saturate(type):
     """Every code byte at its extremes against activations at +-127: 16-bit sums of the AVX2 path must hold them."""
     fmt = FORMATS[type]
@@ -79,12 +81,12 @@ def test_extreme_codes_do_not_saturate(type):
     x = np.where(rng.random((9, 512)) < 0.5, -1, 1).astype(np.float32)
     x[0], x[1] = 1, -1
     for fill in (0x00, 0xFF, 0x80, 0x7F):
-        tiles = np.full(fmt.tile_shape(16, 512), fill, np.uint8)
-        one = np.frombuffer(np.float16(1.0).tobytes() * 16, np.uint8)
-        for offset in {"q8_0": [512], "q4_0": [256], "q4_1": [256, 288], "q5_0": [320], "q4_k": [2304, 2336], "q6_k": [3328]}[type]:
-            tiles[..., offset : offset + 32] = one
-        if type == "q4_k":
-            tiles[..., 2048:2304] &= 63
+        blocks = np.full((16, 512 // fmt.block_cols, fmt.ggml_block_bytes), fill, np.uint8)
+        for at in fmt.half_scales:
+            blocks[..., at : at + 2] = np.frombuffer(np.float16(1.0).tobytes(), np.uint8)
+        if type == "mxfp4":
+            blocks[..., 0] = 128
+        tiles = fmt.pack(blocks)
         matrix = Matrix(type, 16, 512, tiles)
         exact = rounded(x) @ fmt.dequantize(tiles, 16, 512).astype(np.float64).T
         reference = multiply(matrix, x, Isa.GENERIC)

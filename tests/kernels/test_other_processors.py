@@ -22,7 +22,7 @@ COMPILE = """
 from libcolibri.kernels import jit
 jit.cache_directory = lambda: None
 from libcolibri.kernels import dots, matrix
-for name in ("q4_k", "q8_0"):
+for name in ("q4_k", "q8_0", "mxfp4"):
     print(matrix.make_product(2, dots.IDS[name], 8, 16)._library.get_asm_str())
 """
 
@@ -36,14 +36,16 @@ def test_vnni_kernels_use_the_instruction_on_whole_registers():
     assert len(dots) > 50
     assert all("zmm" in line for line in dots)
     assert "vpmaddubsw" not in done.stdout
+    assert re.search(r"vpshufb\s.*zmm", done.stdout)  # mxfp4's values
 
 
-@pytest.mark.parametrize("type", ["q8_0", "q4_0", "q4_1", "q5_0", "q4_k", "q6_k"])
+@pytest.mark.parametrize("type", test_dots.QUANTISED)
 def test_vnni_arithmetic_gives_the_same_bits(type, monkeypatch):
-    """Shifted codes, corrections and scales of the VNNI path, computed with plain integers in place of its two instructions."""
+    """Shifted codes, corrections and scales of the VNNI path, computed with plain integers in place of its instructions."""
     monkeypatch.setattr(jit, "cache_directory", lambda: None)  # these kernels must never be found by a real VNNI machine
     monkeypatch.setattr(dot, "_vnni", lambda b, total, codes, x: dot._plain_dot4(b, total, codes, x, signed=False))
     monkeypatch.setattr(dot, "_pairs_to_i32_512", dot._plain_dot2)
+    monkeypatch.setattr(dot, "_shuffle_bytes", lambda b, table, indices, name, bits: dot._select_bytes(b, table, indices))
     monkeypatch.setitem(test_dots.KERNELS, Isa.AVX512_VNNI, KernelSet(Isa.AVX512_VNNI))
     matrix, _ = test_dots.matrix_of(type, 40, 512, seed=7)
     x = np.random.default_rng(8).standard_normal((11, 512)).astype(np.float32)

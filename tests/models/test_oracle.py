@@ -65,7 +65,7 @@ class Running:
 
     def logits(self, ids: np.ndarray, chunk: int = 512) -> np.ndarray:
         """float32 (T, V), fed `chunk` tokens at a time into a fresh cache."""
-        kv = self.decoder.new_kv_cache()
+        kv = self.decoder.new_state()
         return np.concatenate([np.atleast_2d(self.decoder.forward(kv, ids[at : at + chunk], "all")) for at in range(0, len(ids), chunk)])
 
 
@@ -86,14 +86,14 @@ def test_logits_tokens_and_routers_equal_transformers(name, model_dirs):
         spread = expected["logits"].max() - expected["logits"].min()
         assert np.abs(got - expected["logits"]).max() < 1e-5 * spread
         assert (got.argmax(-1) == expected["logits"].argmax(-1)).all()
-        for layer in np.flatnonzero(running.config.moe_layers):
+        for layer in running.config.experts:
             ids, weights = running.decoder.routing(layer)
             count = len(prompt)
             routed = sorted(int(key.split(".")[1]) for key in expected.files if key.endswith("indices"))
-            key = layer if layer in routed else routed[list(np.flatnonzero(running.config.moe_layers)).index(layer)]
+            key = layer if layer in routed else routed[list(running.config.experts).index(layer)]
             assert (ids == expected[f"router.{key}.indices"][:count]).all()
             np.testing.assert_allclose(weights, expected[f"router.{key}.weights"][:count], rtol=1e-4, atol=1e-6)
-        kv, tokens = running.decoder.new_kv_cache(), list(prompt)
+        kv, tokens = running.decoder.new_state(), list(prompt)
         logits = running.decoder.forward(kv, prompt)
         for _ in greedy:
             tokens.append(int(logits.argmax()))
@@ -137,7 +137,7 @@ def test_expert_cache_size_never_changes_a_bit(name, quant, model_dirs):
 def test_truncated_cache_continues_like_a_fresh_one(model_dirs):
     ids = oracle("qwen3_moe")["input_ids"][0].astype(np.int64)
     with Running(model_dirs("qwen3_moe")) as running:
-        kv = running.decoder.new_kv_cache()
+        kv = running.decoder.new_state()
         running.decoder.forward(kv, ids[:20], "none")
         running.decoder.forward(kv, ids[::-1][:12].copy(), "none")
         kv.truncate(20)
@@ -147,8 +147,8 @@ def test_truncated_cache_continues_like_a_fresh_one(model_dirs):
 def test_exported_cache_can_be_restored(model_dirs):
     ids = oracle("llama")["input_ids"][0].astype(np.int64)
     with Running(model_dirs("llama")) as running:
-        kv = running.decoder.new_kv_cache()
+        kv = running.decoder.new_state()
         running.decoder.forward(kv, ids[:21], "none")
-        other = running.decoder.new_kv_cache(64)
-        other.restore(*kv.export(), kv.n_tok)
+        other = running.decoder.new_state(64)
+        other.restore(kv.export(), kv.n_tok)
         assert same_bits(running.decoder.forward(other, ids[21:], "all"), running.logits(ids)[21:])

@@ -8,27 +8,18 @@ from hypothesis import strategies as st
 
 from libcolibri.errors import QuantError
 from libcolibri.quant import FORMATS, TILE_ROWS
+from tests.random_blocks import random_blocks
 
-SIMPLE = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "q5_0")
-K_TYPES = ("q4_k", "q6_k")
+SIMPLE = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1")
+K_TYPES = ("q4_k", "q5_k", "q6_k")
+ROUNDED = tuple(name for name, fmt in FORMATS.items() if fmt.to_blocks)
 BLOCKS = tuple(name for name in FORMATS if name not in ("f32", "f16", "bf16"))
-SCALES = {"q8_0": (0,), "q4_0": (0,), "q4_1": (0, 2), "q5_0": (0,), "q4_k": (0, 2), "q6_k": (208,)}
 # RMSE of llama.cpp's quantiser on the weights of `gaussian` below, libgguf 0.2.2 without an importance matrix.
-REFERENCE_RMSE = {"q4_k": 0.003559567, "q6_k": 0.0008854273}
+REFERENCE_RMSE = {"q4_k": 0.003559567, "q5_k": 0.0018023412, "q6_k": 0.0008854273}
 
 
 def ggml_type(name):
     return GGMLQuantizationType[name.upper()]
-
-
-def random_blocks(name, rows, blocks, rng):
-    fmt = FORMATS[name]
-    out = rng.integers(0, 256, (rows, blocks, fmt.ggml_block_bytes), dtype=np.uint8)
-    for at in SCALES.get(name, ()):
-        out[..., at : at + 2] = rng.normal(0, 0.01, (rows, blocks, 1)).astype(np.float16).view(np.uint8)
-    if name in ("f32", "f16", "bf16"):
-        out[..., -1] &= 0x3B  # no infinity or NaN
-    return out
 
 
 def gaussian():
@@ -114,7 +105,7 @@ def test_k_types_are_as_good_as_the_reference_quantiser(name):
 
 @settings(max_examples=40, deadline=None)
 @given(
-    name=st.sampled_from(sorted(FORMATS)),
+    name=st.sampled_from(sorted(ROUNDED)),
     seed=st.integers(0, 2**32),
     scale=st.sampled_from([1e-30, 1e-6, 1e-3, 1, 100]),
     shift=st.floats(-3, 3),
@@ -128,7 +119,7 @@ def test_error_stays_within_the_bound(name, seed, scale, shift):
     assert (error <= fmt.error_bound(weights)).all()
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", ROUNDED)
 @pytest.mark.parametrize("value", [0.0, 0.25, -0.25])
 def test_constant_rows(name, value):
     fmt = FORMATS[name]
@@ -136,7 +127,7 @@ def test_constant_rows(name, value):
     assert np.allclose(fmt.dequantize(fmt.quantize(weights), 2, 256), weights, atol=fmt.error_bound(weights).max())
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", ROUNDED)
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 def test_damaged_weights_are_refused(name, value):
     weights = np.zeros((2, 256), np.float32)
@@ -149,6 +140,24 @@ def test_weights_beyond_float16_are_refused():
     weights = np.full((1, 256), 1e30, np.float32)
     with pytest.raises(QuantError, match="65504"):
         FORMATS["q8_0"].quantize(weights)
+
+
+DAMAGE = {"f32": [(2, b"\xc0\x7f")], "bf16": [(0, b"\xc0\x7f")], "f16": [(0, b"\x00\x7e")], "mxfp4": [(0, b"\xff")]}  # NaN
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_damaged_scales_are_found(name):
+    blocks = random_blocks(name, 3, 2, np.random.default_rng(4))
+    assert FORMATS[name].are_finite(blocks)
+    for at, nan in DAMAGE.get(name) or [(at, b"\x00\x7e") for at in FORMATS[name].half_scales]:
+        spoiled = blocks.copy()
+        spoiled[1, 1, at : at + len(nan)] = np.frombuffer(nan, np.uint8)
+        assert not FORMATS[name].are_finite(spoiled)
+
+
+def test_types_that_only_come_ready_made_say_so():
+    with pytest.raises(QuantError, match="iq4_nl"):
+        FORMATS["iq4_nl"].quantize(np.zeros((1, 32), np.float32))
 
 
 @pytest.mark.parametrize(("name", "cols"), [("q8_0", 48), ("q4_k", 128), ("q6_k", 320), ("q4_0", 0)])

@@ -1,0 +1,119 @@
+"""What an expert cache of some size would have done with a recorded trace, under each policy and under Belady's optimum.
+
+In:  a Trace, a policy's name, a budget in bytes
+Out: hits, misses and bytes read
+
+A pass visits the layers in order. At a layer the resident ones of its experts are used first, then the missing ones are read, as
+many at a time as fit: as the decoder's waves do (kernels/moe.py). Belady's optimum reads them one by one and evicts what is used
+again last, or never; no policy can read fewer experts where all have one size (L. A. Belady, IBM Systems Journal 5, 1966).
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from .eviction import Policy, make_policy
+from .expert_trace import Trace
+
+OPTIMUM = "belady"
+_NEVER = np.iinfo(np.int64).max
+
+
+@dataclass(frozen=True, slots=True)
+class SimulatedRun:
+    """One policy at one budget."""
+
+    policy: str
+    budget_bytes: int
+    hits: int
+    misses: int
+    read_bytes: int
+
+    @property
+    def hit_rate(self) -> float:
+        """Share of the experts asked for that were resident, 0 to 1."""
+        asked = self.hits + self.misses
+        return self.hits / asked if asked else 1.0
+
+
+def simulate(trace: Trace, policy: str, budget_bytes: int, *, warm_up_passes: int = 0) -> SimulatedRun:
+    """Replay `trace` on an empty cache.
+
+    policy            a name of eviction.POLICIES, or "belady"
+    warm_up_passes    passes at the beginning that fill the cache but are not counted
+
+    Layers whose experts have the same size share slots, as in the cache; the budget is divided in proportion to their bytes.
+    """
+    hits = misses = read_bytes = 0
+    for size in sorted(set(trace.expert_bytes)):
+        rows = [i for i, found in enumerate(trace.expert_bytes) if found == size]
+        experts = sum(trace.num_experts[i] for i in rows)
+        n_slots = min(experts, int(budget_bytes * (size * experts / trace.total_bytes)) // size)
+        simulator = _Simulator(trace, rows, n_slots, policy)
+        hit, missed = simulator.run(warm_up_passes)
+        hits, misses, read_bytes = hits + hit, misses + missed, read_bytes + missed * size
+    return SimulatedRun(policy, budget_bytes, hits, misses, read_bytes)
+
+
+class _Simulator:
+    """The layers of one size: who is resident, and who goes."""
+
+    def __init__(self, trace: Trace, rows: list[int], n_slots: int, policy: str):
+        self.passes = [[used[i] for i in rows] for _, used in trace.passes]
+        shape = len(rows), max(trace.num_experts[i] for i in rows)
+        self.n_slots, self.resident = n_slots, np.zeros(shape, bool)
+        self.stamps = np.zeros(shape, np.int64)
+        self.policy: Policy | None = None if policy == OPTIMUM else make_policy(policy, *shape)
+        self.next_use = np.full(shape, _NEVER)
+        self.later = _later_uses(self.passes, shape) if policy == OPTIMUM else None
+
+    def run(self, warm_up_passes: int) -> tuple[int, int]:
+        hits = misses = 0
+        for clock, layers in enumerate(self.passes, 1):
+            for row, used in enumerate(layers):
+                hit, missed = self._visit(row, np.array(used, np.int64), clock)
+                if clock > warm_up_passes:
+                    hits, misses = hits + hit, misses + missed
+            self._note_pass(layers, clock)
+        return hits, misses
+
+    def _visit(self, row: int, used: np.ndarray, clock: int) -> tuple[int, int]:
+        here = self.resident[row, used]
+        missing = used[~here]
+        self.stamps[row, used[here]] = clock
+        if self.later is not None:
+            self.next_use[row, used] = self.later[clock - 1][row]
+        at_once = max(1, self.n_slots) if self.policy else 1  # read one by one, the optimum is a bound for every order of reading
+        for start in range(0, len(missing), at_once):
+            batch = missing[start : start + at_once]
+            self._make_room(row, batch, clock)
+            self.resident[row, batch] = self.n_slots > 0
+            self.stamps[row, batch] = clock
+        return int(here.sum()), len(missing)
+
+    def _make_room(self, row: int, batch: np.ndarray, clock: int) -> None:
+        surplus = int(self.resident.sum()) + len(batch) - self.n_slots
+        if surplus <= 0:
+            return
+        values = -self.next_use.astype(np.float64) if self.policy is None else self.policy.values(self.stamps, row, clock)
+        order = np.argsort(np.where(self.resident, values, np.inf), axis=None, kind="stable")[:surplus]
+        self.resident[np.unravel_index(order, self.resident.shape)] = False
+
+    def _note_pass(self, layers: list[tuple[int, ...]], clock: int) -> None:
+        if self.policy is not None:
+            used = np.zeros(self.resident.shape, bool)
+            for row, experts in enumerate(layers):
+                used[row, list(experts)] = True
+            self.policy.note_pass(used, clock)
+
+
+def _later_uses(passes: list[list[tuple[int, ...]]], shape: tuple[int, int]) -> list[list[np.ndarray]]:
+    """For each pass and row, when each of its experts is used again: number of visits of layers from the start, or never."""
+    upcoming = np.full(shape, _NEVER)
+    found: list[list[np.ndarray]] = [[] for _ in passes]
+    for clock in range(len(passes) - 1, -1, -1):
+        for row in range(shape[0] - 1, -1, -1):
+            used = np.array(passes[clock][row], np.int64)
+            found[clock].insert(0, upcoming[row, used].copy())
+            upcoming[row, used] = clock * shape[0] + row
+    return found

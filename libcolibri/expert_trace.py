@@ -1,0 +1,114 @@
+"""Which experts each forward pass used: recorded while a model runs, read by the simulator.
+
+In:  a file, the routing of forward passes
+Out: JSON lines: first the facts of the model, then one line per pass with the experts of each routed layer
+
+The file holds expert numbers only: no tokens, no text.
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+
+from .errors import FormatError
+
+TRACE_FORMAT = "colibri-expert-trace-1"
+
+
+class TraceWriter:
+    """Appends a line for each pass to a new file; a line that was cut short by a crash is ignored by the reader."""
+
+    def __init__(self, path: Path, expert_bytes: Mapping[int, int], num_experts: Mapping[int, int]):
+        self._file = path.open("w", encoding="utf-8", buffering=1)  # whole lines reach the file, whatever ends the process
+        layers = sorted(expert_bytes)
+        facts = {
+            "format": TRACE_FORMAT,
+            "layers": layers,
+            "expert_bytes": [expert_bytes[layer] for layer in layers],
+            "num_experts": [num_experts[layer] for layer in layers],
+        }
+        self._file.write(json.dumps(facts) + "\n")
+
+    def add(self, n_tok: int, experts: Sequence[np.ndarray]) -> None:
+        """One pass over `n_tok` tokens: the experts (any shape, any order, repeated or not) of each routed layer."""
+        line = {"n_tok": n_tok, "experts": [np.unique(used).tolist() for used in experts]}
+        self._file.write(json.dumps(line, separators=(",", ":")) + "\n")
+
+    def close(self) -> None:
+        self._file.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
+@dataclass(frozen=True)
+class Trace:
+    """Facts by routed layer, and the passes: (tokens, experts used layer by layer)."""
+
+    layers: tuple[int, ...]
+    expert_bytes: tuple[int, ...]
+    num_experts: tuple[int, ...]
+    passes: tuple[tuple[int, tuple[tuple[int, ...], ...]], ...]
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes of all experts."""
+        return sum(size * count for size, count in zip(self.expert_bytes, self.num_experts, strict=True))
+
+
+def read_trace(path: Path) -> Trace:
+    """The trace in `path`. Raises FormatError for a file that is none, or a line that does not fit its first one."""
+    try:
+        with path.open(encoding="utf-8") as file:
+            facts = _parse(path, 1, next(file, ""))
+            if facts.get("format") != TRACE_FORMAT:
+                raise FormatError(f"{path}: is no expert trace (format {facts.get('format')!r}, expected {TRACE_FORMAT!r})")
+            layers, sizes, counts = (_numbers(path, facts, key) for key in ("layers", "expert_bytes", "num_experts"))
+            if not len(layers) == len(sizes) == len(counts):
+                raise FormatError(f"{path}: line 1 has {len(layers)} layers, {len(sizes)} sizes and {len(counts)} counts: it is damaged")
+            return Trace(layers, sizes, counts, tuple(_passes(path, file, counts)))
+    except OSError as error:
+        raise FormatError(f"{path}: cannot be read ({error.strerror}); record one with --trace") from error
+    except UnicodeDecodeError as error:
+        raise FormatError(f"{path}: is no expert trace; record one with --trace") from error
+
+
+def _passes(path: Path, lines: Iterator[str], counts: Sequence[int]) -> Iterator[tuple[int, tuple[tuple[int, ...], ...]]]:
+    for number, text in enumerate(lines, 2):
+        if not text.endswith("\n"):  # the last line of a run that was killed
+            return
+        line = _parse(path, number, text)
+        experts, n_tok = line.get("experts"), line.get("n_tok")
+        fits = isinstance(n_tok, int) and isinstance(experts, list) and len(experts) == len(counts)
+        if not fits or any(not _valid(used, count) for used, count in zip(experts or (), counts, strict=False)):
+            raise FormatError(f"{path}: line {number} does not fit the model of line 1: record the trace again")
+        assert isinstance(experts, list) and isinstance(n_tok, int)
+        yield n_tok, tuple(tuple(used) for used in experts)
+
+
+def _valid(used: Any, count: int) -> bool:
+    return isinstance(used, list) and all(isinstance(e, int) and not isinstance(e, bool) and 0 <= e < count for e in used)
+
+
+def _parse(path: Path, number: int, text: str) -> dict[str, Any]:
+    try:
+        line = json.loads(text)
+    except ValueError as error:
+        raise FormatError(f"{path}: line {number} is no JSON: it is no expert trace") from error
+    if not isinstance(line, dict):
+        raise FormatError(f"{path}: line {number} is no JSON object: it is no expert trace")
+    return line
+
+
+def _numbers(path: Path, facts: dict[str, Any], key: str) -> tuple[int, ...]:
+    found = facts.get(key)
+    if not isinstance(found, list) or not all(isinstance(n, int) and not isinstance(n, bool) and n >= 0 for n in found):
+        raise FormatError(f"{path}: line 1 has {key}={str(found)[:40]}, expected a list of numbers: it is damaged")
+    return tuple(found)

@@ -1,0 +1,136 @@
+"""Policies and simulator: orders checked against lists, Belady against every other policy and against exhaustive search."""
+
+import json
+from functools import lru_cache
+from itertools import combinations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from libcolibri.cache_simulator import OPTIMUM, simulate
+from libcolibri.errors import ConfigError, FormatError
+from libcolibri.eviction import POLICIES, DecayedFrequency, LeastRecent, LeastStale, make_policy
+from libcolibri.expert_trace import Trace, TraceWriter, read_trace
+
+E, SIZE = 4, 4096
+
+
+def trace_of(passes, layers: int = 2) -> Trace:
+    return Trace(tuple(range(layers)), (SIZE,) * layers, (E,) * layers, tuple((1, tuple(map(tuple, used))) for used in passes))
+
+
+used_experts = st.sets(st.integers(0, E - 1), min_size=1, max_size=2).map(sorted)
+traces = st.lists(st.lists(used_experts, min_size=2, max_size=2), min_size=1, max_size=7).map(trace_of)
+
+
+def test_least_recent_is_the_stamp():
+    stamps = np.array([[3, 1], [2, 2]])
+    assert (LeastRecent(2, 2).values(stamps, 0, 4) == stamps).all()
+
+
+def test_least_stale_compares_visits_of_the_own_layer():
+    policy = LeastStale(3, 1)
+    values = policy.values(np.array([[5], [5], [4]]), 1, 5)[:, 0]  # at layer 1 of pass 5: layer 2 was not visited yet
+    assert values.argsort().tolist() == [1, 0, 2]  # nobody is stale; layer 1 comes again last, layer 2 next
+    values = policy.values(np.array([[5], [5], [3]]), 1, 5)[:, 0]
+    assert values.argmin() == 2
+
+
+def test_decayed_frequency_orders_as_decayed_counts_do():
+    policy, counts, rng = DecayedFrequency(1, 5, half_life=8.0), np.zeros(5), np.random.default_rng(0)
+    for clock in range(1, 60):
+        used = rng.random(5) < [0.1, 0.3, 0.5, 0.7, 0.9]
+        policy.note_pass(used[None], clock)
+        counts = counts * 0.5 ** (1 / 8) + used
+        heat = policy.values(np.zeros((1, 5), np.int64), 0, clock)[0]
+        seen = counts > 0
+        assert (np.argsort(heat[seen]) == np.argsort(counts[seen])).all()
+        assert np.isneginf(heat[~seen]).all()
+
+
+def test_unknown_policy_is_named():
+    with pytest.raises(ConfigError, match="'fifo' is unknown, only lru, least_stale, decayed_frequency"):
+        make_policy("fifo", 1, 1)
+
+
+@settings(deadline=None, max_examples=60)
+@given(traces, st.integers(2, 8))
+def test_no_policy_reads_less_than_the_optimum(trace, slots):
+    optimum = simulate(trace, OPTIMUM, slots * SIZE)
+    for name in POLICIES:
+        run = simulate(trace, name, slots * SIZE)
+        assert run.misses >= optimum.misses and run.hits + run.misses == optimum.hits + optimum.misses
+        assert run.read_bytes == run.misses * SIZE
+
+
+@settings(deadline=None, max_examples=40)
+@given(traces, st.integers(2, 5))
+def test_optimum_is_what_exhaustive_search_finds(trace, slots):
+    """Every choice of whom to keep at every read, the least number of reads. An expert of the visit at hand may go as well."""
+    visits = [tuple((row, e) for e in used) for _, layers in trace.passes for row, used in enumerate(layers)]
+
+    @lru_cache(None)
+    def least_reads(at: int, resident: frozenset, todo: tuple) -> int:
+        """Reads from visit `at` on, of which `todo` is still missing."""
+        if todo:
+            kept = combinations(sorted(resident), slots - 1) if len(resident) == slots else [resident]
+            return 1 + min(least_reads(at, frozenset(chosen) | {todo[0]}, todo[1:]) for chosen in kept)
+        if at == len(visits):
+            return 0
+        return least_reads(at + 1, resident, tuple(use for use in visits[at] if use not in resident))
+
+    assert simulate(trace, OPTIMUM, slots * SIZE).misses == least_reads(0, frozenset(), ())
+
+
+def test_everything_fits():
+    trace = trace_of([[[0, 1], [2, 3]], [[0, 1], [2, 3]], [[1], [3]]])
+    for name in (*POLICIES, OPTIMUM):
+        run = simulate(trace, name, trace.total_bytes)
+        assert (run.misses, run.hits, run.read_bytes) == (4, 6, 4 * SIZE)
+        assert simulate(trace, name, trace.total_bytes, warm_up_passes=1).misses == 0
+
+
+def test_trace_files(tmp_path):
+    path = tmp_path / "轨迹.jsonl"
+    with TraceWriter(path, {0: SIZE, 2: SIZE}, {0: E, 2: E}) as writer:
+        writer.add(2, [np.array([[1, 0], [3, 1]]), np.array([[2, 2], [0, 2]])])
+        writer.add(1, [np.array([[1, 0]]), np.array([[3, 2]])])
+    trace = read_trace(path)
+    assert trace == Trace((0, 2), (SIZE, SIZE), (E, E), ((2, ((0, 1, 3), (0, 2))), (1, ((0, 1), (2, 3)))))
+    whole = path.read_text("utf-8")
+    path.write_text(whole[:-3], "utf-8")  # killed while writing
+    assert read_trace(path).passes == trace.passes[:1]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "line 1 is no JSON"),
+        ('{"a": 1}\n', "is no expert trace"),
+        ('{"format": "colibri-expert-trace-1", "layers": [0], "expert_bytes": [1, 2], "num_experts": [4]}\n', "damaged"),
+        ('{"format": "colibri-expert-trace-1", "layers": ["x"], "expert_bytes": [1], "num_experts": [4]}\n', "layers="),
+    ],
+)
+def test_a_bad_first_line_is_refused(text, message, tmp_path):
+    (tmp_path / "t").write_text(text, "utf-8")
+    with pytest.raises(FormatError, match=message):
+        read_trace(tmp_path / "t")
+
+
+@pytest.mark.parametrize(
+    "line", [{"n_tok": 1, "experts": [[4]]}, {"n_tok": 1, "experts": []}, {"experts": [[1]]}, {"n_tok": 1, "experts": [1]}]
+)
+def test_a_line_of_another_model_is_refused(line, tmp_path):
+    with TraceWriter(tmp_path / "t", {0: SIZE}, {0: E}):
+        pass
+    with (tmp_path / "t").open("a", encoding="utf-8") as file:
+        file.write(json.dumps(line) + "\n")
+    with pytest.raises(FormatError, match="line 2 does not fit"):
+        read_trace(tmp_path / "t")
+
+
+def test_a_missing_file_is_named(tmp_path):
+    with pytest.raises(FormatError, match="cannot be read"):
+        read_trace(tmp_path / "none")
