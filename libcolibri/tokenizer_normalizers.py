@@ -11,26 +11,12 @@ import regex
 
 from .errors import TokenizerError
 from .tokenizer_pieces import steps
+from .unicode_tables import MARKS, NEW_TO_NORMALISATION, UNSEEN, unicode_class
 
 Normalizer = Callable[[str], str]
 Form = Literal["NFC", "NFD", "NFKC", "NFKD"]
 
-# Tokenizers were made with Unicode 9's tables: of the characters that later versions added, these combine or decompose since.
-# Python's tables follow its version, so such characters are kept out of the normalisation, and the ids are everywhere the same.
-_LATER = (
-    "7FD 897-89F 8CA-8D3 9FE C3C CF3 D3B-D3C EBA ECE 1715 1ABF-1AEB 1C89-1C8A 1DF6-1DFA 32FF A7F1-A7F4 A82C AB69 105C9 105E4 10781-107BA "
-    "10D24-10D27 10D69-10D6D 10EAB-10EAC 10EFA-10EFF 10F46-10F50 10F82-10F85 11070 1133B 11382-113D2 1145E 11839-1183A 11938-11943 119E0 "
-    "11A34 11A47 11A99 11D42-11D45 11D97 11F41-11F42 1612F 16121-16128 16D67-16D6A 16FF0-16FF1 1CCD6-1CCF9 1E030-1E06D 1E130-1E136 1E2AE "
-    "1E2EC-1E2EF 1E4EC-1E4EF 1E5EE-1E5EF 1E6E3-1E6F5 1F16C 1FBF0-1FBF9"
-)
-
-
-def unicode_class(ranges: str) -> str:
-    """'41-5A B5' as a pattern's character class."""
-    return "[" + "".join("-".join(rf"\U{int(end, 16):08X}" for end in part.split("-")) for part in ranges.split()) + "]"
-
-
-_LATER_CHARACTER = regex.compile(f"({unicode_class(_LATER)})")
+_LATER_CHARACTER = regex.compile(f"({NEW_TO_NORMALISATION})")
 
 
 def normalize(form: Form, text: str) -> str:
@@ -62,7 +48,7 @@ def _make(step: Mapping[str, Any]) -> Normalizer:
         case "Lowercase":
             return _lowercase
         case "StripAccents":
-            return lambda text: _MARKS.sub("", text)
+            return lambda text: MARKS.sub("", text)
         case "Strip":
             return _strip(bool(step.get("strip_left", True)), bool(step.get("strip_right", True)))
         case "Replace":
@@ -113,8 +99,6 @@ def compile_pattern(pattern: Any) -> "regex.Pattern[str]":
         raise TokenizerError(f"has the split pattern {text[:60]!r}, which is refused ({error})") from error
 
 
-_MARKS = regex.compile(r"\p{Mn}+")
-_REMOVED = regex.compile(r"[\uFFFD\p{Cf}\p{Co}\p{Cc}--[\t\n\r]]+", regex.V1)
 _SPACE = regex.compile(r"[\s]")
 _IDEOGRAPH = regex.compile(f"({unicode_class('4E00-9FFF 3400-4DBF F900-FAFF 20000-2A6DF 2A700-2B81F 2B920-2CEAF 2F800-2FA1F')})")
 
@@ -127,11 +111,11 @@ def _bert(step: Mapping[str, Any]) -> Normalizer:
 
     def apply(text: str) -> str:
         if clean:
-            text = _SPACE.sub(" ", _REMOVED.sub("", text))
+            text = _SPACE.sub(" ", UNSEEN.sub("", text))
         if spaced:
             text = _IDEOGRAPH.sub(r" \1 ", text)
         if strip_accents:
-            text = _MARKS.sub("", normalize("NFD", text))
+            text = MARKS.sub("", normalize("NFD", text))
         return _lowercase(text) if lowercase else text
 
     return apply

@@ -121,6 +121,7 @@ def files_from_tekken(data: bytes) -> dict[str, bytes]:
     control |= {f"<SPECIAL_{i}>": i for i in set(range(n_special)).difference(control.values())}
     ranks = {token: n_special + rank for rank, token in enumerate(tokens)}
     content = _tokenizer_json(ranks, control, PreTokenizer((pattern,)), nfc=False)
+    content["model"]["vocab"] |= control  # other readers number added tokens anew when they stand outside of the vocabulary
     tokenizer_config = {"tokenizer_class": "PreTrainedTokenizerFast", "add_bos_token": True, "bos_token": "<s>", "eos_token": "</s>"}
     return {"tokenizer.json": _json_bytes(content), "tokenizer_config.json": _json_bytes(tokenizer_config)}
 

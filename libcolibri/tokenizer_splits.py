@@ -11,12 +11,12 @@ import regex
 from .errors import TokenizerError
 from .tokenizer_normalizers import compile_pattern
 from .tokenizer_pieces import METASPACE, byte_alphabet, steps
+from .unicode_tables import PUNCTUATION
 
 # word, whether the word begins the whole text -> words
 Step = Callable[[str, bool], Sequence[str]]
 
 _GPT2_WORDS = regex.compile(r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+")
-_PUNCTUATION = regex.compile(r"[\p{P}$+<=>^`|~]")
 _DIGIT, _DIGITS = regex.compile(r"\p{N}"), regex.compile(r"\p{N}+")
 _WORDS = regex.compile(r"\w+|[^\w\s]+")
 _SPACE = regex.compile(r"\s")
@@ -61,13 +61,13 @@ def _make(step: Mapping[str, Any]) -> list[Step]:
         case "Digits":
             return [_cut(_DIGIT if step.get("individual_digits") else _DIGITS, "Isolated")]
         case "Punctuation":
-            return [_cut(_PUNCTUATION, str(step.get("behavior", "Isolated")))]
+            return [_cut(PUNCTUATION, str(step.get("behavior", "Isolated")))]
         case "Whitespace":
             return [lambda word, _: _WORDS.findall(word)]
         case "WhitespaceSplit":
             return [_cut(_SPACE, "Removed")]
         case "BertPreTokenizer":
-            return [_cut(_SPACE, "Removed"), _cut(_PUNCTUATION, "Isolated")]
+            return [_cut(_SPACE, "Removed"), _cut(PUNCTUATION, "Isolated")]
         case "Metaspace":
             return _metaspace(step)
         case other:
