@@ -32,6 +32,16 @@ def standard_layer(mixer: Block, ffn: Block) -> LayerConfig:
     return LayerConfig((Sublayer(mixer, "input_layernorm"), Sublayer(ffn, "post_attention_layernorm")))
 
 
+def sandwich_layer(mixer: Block, ffn: Block) -> LayerConfig:
+    """Gemma's layer: a norm before and a norm after each block."""
+    return LayerConfig(
+        (
+            Sublayer(mixer, "input_layernorm", "post_attention_layernorm"),
+            Sublayer(ffn, "pre_feedforward_layernorm", "post_feedforward_layernorm"),
+        )
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
     """One decoder-only language model.

@@ -22,6 +22,7 @@ HARMLESS = frozenset(
         "attn_implementation",
         "begin_suppress_tokens",
         "bad_words_ids",
+        "cache_implementation",
         "chunk_size_feed_forward",
         "cross_attention_hidden_size",
         "decoder_start_token_id",
@@ -109,6 +110,10 @@ class ConfigReader:
     def __init__(self, raw: Mapping[str, Any], family: str):
         self.raw, self.family = raw, family
         self._read: set[str] = set()
+
+    def with_defaults(self, **defaults: Any) -> "ConfigReader":
+        """A reader for a family whose published configs leave out what its class has as defaults."""
+        return ConfigReader({**defaults, **self.raw}, self.family)
 
     def has(self, key: str) -> bool:
         """Whether `key` is present and not null; does not count as reading it."""

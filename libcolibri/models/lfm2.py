@@ -25,8 +25,7 @@ def parse(reader: ConfigReader) -> ModelConfig:
 def build(reader: ConfigReader, layers: Iterable[LayerConfig]) -> ModelConfig:
     """The config of these layers; LFM2 calls its epsilon norm_eps, and ties its head unless told otherwise."""
     tied = reader.flag(reader.either("tie_embedding", "tie_word_embeddings"), True)
-    for key in _INITIALISERS:
-        reader.value(key, None)
+    common.ignore(reader, *_INITIALISERS)
     return common.build(reader, layers, norm=NormConfig(_eps(reader)), tie_word_embeddings=tied)
 
 

@@ -5,7 +5,7 @@ from ..blocks.router import Router
 from ..config import ModelConfig, standard_layer
 from . import common
 from .config_reader import ConfigReader
-from .family import Family, Rule
+from .family import Family
 
 
 def parse(reader: ConfigReader) -> ModelConfig:
@@ -23,13 +23,4 @@ def parse(reader: ConfigReader) -> ModelConfig:
     return common.build(reader, [standard_layer(attention, moe) for attention in attentions], eps=1e-5)
 
 
-FAMILY = Family(
-    "mixtral",
-    parse,
-    tensors=(
-        Rule(r"(.*)\.block_sparse_moe\.experts\.(\d+)\.w1\.weight", r"\1.mlp.experts.\2.gate_proj.weight"),
-        Rule(r"(.*)\.block_sparse_moe\.experts\.(\d+)\.w2\.weight", r"\1.mlp.experts.\2.down_proj.weight"),
-        Rule(r"(.*)\.block_sparse_moe\.experts\.(\d+)\.w3\.weight", r"\1.mlp.experts.\2.up_proj.weight"),
-        Rule(r"(.*)\.block_sparse_moe\.gate\.weight", r"\1.mlp.gate.weight"),
-    ),
-)
+FAMILY = Family("mixtral", parse, common.BLOCK_SPARSE_MOE)

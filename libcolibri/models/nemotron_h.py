@@ -12,7 +12,6 @@ from .config_reader import ConfigReader
 from .family import Family, Rule
 
 _PATTERN = {"M": "linear_attention", "*": "full_attention", "E": "moe", "-": "mlp"}
-_OLD_NAMES = {"mamba": "linear_attention", "attention": "full_attention"}
 # Training, other programs' kernels, and positions that the attention of this family does not have.
 _UNUSED = (
     "chunk_size", "expand", "mamba_ssm_cache_dtype", "moe_shared_expert_overlap", "mtp_hybrid_override_pattern", "mtp_layers_block_type",
@@ -26,8 +25,7 @@ def parse(reader: ConfigReader) -> ModelConfig:
     eps = reader.number("layer_norm_epsilon", 1e-5)
     types = _layer_types(reader)
     blocks = {"linear_attention": _mamba(reader, eps), "full_attention": _attention(reader, eps), "mlp": _mlp(reader), "moe": _moe(reader)}
-    for key in _UNUSED:
-        reader.value(key, None)
+    common.ignore(reader, *_UNUSED)
     return common.build(reader, [LayerConfig((Sublayer(blocks[t], "norm"),)) for t in types], norm=NormConfig(eps))
 
 
@@ -35,7 +33,7 @@ def _layer_types(reader: ConfigReader) -> list[str]:
     """layer_types, layers_block_type (also in older words), or hybrid_override_pattern, a letter for each layer."""
     pattern = reader.value("hybrid_override_pattern", None)
     names = reader.value(reader.either("layer_types", "layers_block_type"), None)
-    types = [_OLD_NAMES.get(t, t) for t in names] if names is not None else [_PATTERN.get(letter, letter) for letter in pattern or ""]
+    types = common.hybrid_layer_types(names or [_PATTERN.get(letter, letter) for letter in pattern or ""])
     if not types or any(t not in _PATTERN.values() for t in types):
         raise reader.refusal("layers_block_type", names or pattern, "one of mamba, attention, moe, mlp for each layer")
     reader.only("num_hidden_layers", len(types))

@@ -1,0 +1,14 @@
+"""Granite MoE: Granite's attention and multipliers, experts weighed by a softmax over the chosen ones."""
+
+from ..config import ModelConfig
+from . import common
+from .config_reader import ConfigReader
+from .family import Family
+
+
+def parse(reader: ConfigReader) -> ModelConfig:
+    """Reads a config of model_type "granitemoe"."""
+    return common.granite_moe(reader, shared=None)
+
+
+FAMILY = Family("granitemoe", parse, common.GRANITE_MOE)
