@@ -170,8 +170,7 @@ class Recorder:
             self.product(f"{name} gate", gate, x, out, bias=gate_bias, barrier=up is None)
             if up is not None:
                 self.product(f"{name} up", up, x, spare, bias=up_bias)
-            slots = [self.n_tok, out.data, 0 if up is None else spare.data, out.stride, out.padded, bound]
-            self.program.record(f"{name} {activation}", self.kernels.get(make_activate, kind), slots)
+            self.activate(name, out, None if up is None else spare, activation, limit=limit)
             return
         groups, blocks, tile_bytes = gate.tiles.shape
         biases = [0 if bias is None else padded_vector(bias) for bias in (gate_bias, up_bias)]
@@ -181,6 +180,14 @@ class Recorder:
         ]  # fmt: skip
         kernel = self.kernels.get(make_gate_up, IDS[gate.type], self.kernels.width, self.kernels.lanes, kind)
         self.program.record(f"{name} {gate.type}", kernel, slots)
+
+    def activate(self, name: str, gate: Rows, up: Rows | None, activation: str, *, limit: float = 0.0, first: int = 0) -> None:
+        """gate = an activation of kernels/ffn.py applied to gate and the columns of up from `first` on."""
+        slots = [
+            self.n_tok, gate.data, gate.stride, *([0, 0] if up is None else [up.data[:, first:], up.stride]), gate.padded,
+            self.scalar(limit),
+        ]  # fmt: skip
+        self.program.record(f"{name} {activation}", self.kernels.get(make_activate, ACTIVATIONS[activation]), slots)
 
     def embed(self, name: str, table: Matrix, ids: np.ndarray, out: Rows) -> None:
         """out[t] = row ids[t] of the table."""

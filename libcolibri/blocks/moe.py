@@ -52,6 +52,10 @@ class MoE(Block):
         check_activation(self.activation, self.limit)
         self.router.check(self.num_experts, self.num_experts_per_tok)
 
+    @property
+    def routed(self) -> "MoE":
+        return self
+
     def tensors(self, hidden_size: int) -> dict[str, TensorSpec]:
         specs = self.router.tensors(self.num_experts, hidden_size)
         if self.bias:

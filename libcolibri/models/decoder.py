@@ -44,7 +44,7 @@ class Experts(ResidentExperts, Protocol):
 
 
 class Buffers:
-    """Activations that both programs share: rows by (name, columns), and one MoeState for each kind of MoE block."""
+    """Activations that both programs share: rows by (name, columns), and one MoeState for each kind of routing."""
 
     def __init__(self, config: ModelConfig, max_tok: int):
         self.x, self.out = Rows(max_tok, config.hidden_size), Rows(max_tok, config.hidden_size)
@@ -66,7 +66,7 @@ def _row_kinds(config: ModelConfig) -> dict[tuple[str, int], None]:
 
 
 def _moe_blocks(config: ModelConfig) -> list[MoE]:
-    return [block for block in config.blocks if isinstance(block, MoE)]
+    return list(dict.fromkeys(block.routed for block in config.blocks if block.routed is not None))
 
 
 class Decoder:
@@ -99,7 +99,7 @@ class Decoder:
         self._ids = np.zeros(self.max_chunk_tok, np.int64)
         self._descriptors = np.zeros((config.num_hidden_layers, 8), np.int64)
         self._rope_tables: dict[tuple[RopeConfig, int], np.ndarray] = {}
-        self._moe_layers = {i: s.block for i, layer in enumerate(config.layers) for s in layer.sublayers if isinstance(s.block, MoE)}
+        self._moe_layers = {i: moe for i, layer in enumerate(config.layers) for sub in layer.sublayers if (moe := sub.block.routed)}
         self.buffers = Buffers(config, self.max_chunk_tok)
         self._record_programs()
 
@@ -208,7 +208,7 @@ class Decoder:
         """x += residual_multiplier * output_norm(block(input_norm(x))); without multiplier and output norm in place."""
         b, factor = self.buffers, self.config.residual_multiplier
         in_place = sub.output_norm is None and factor == 1.0
-        moe = b.moe[sub.block] if isinstance(sub.block, MoE) else None
+        moe = None if sub.block.routed is None else b.moe[sub.block.routed]
         site = Site(
             layer=layer, weights=weights.fields, x=b.x, norm=weights.input_norm, out=b.x if in_place else b.out,
             onto=b.x if in_place else None, start=self._start, ids=self._ids, states=self._descriptors, kv_dtype=self.kv_dtype,

@@ -42,7 +42,9 @@ def routers_agree(running: Running, expected, count: int) -> bool | None:
         wanted = expected[f"router.{key}.indices"][:count]
         if not (np.sort(ids, axis=1) == np.sort(wanted, axis=1)).all():
             return False
-        np.testing.assert_allclose(np.take_along_axis(weights, order, 1), expected[f"router.{key}.weights"][:count], rtol=1e-4, atol=1e-6)
+        if f"router.{key}.weights" in expected.files:
+            wanted = expected[f"router.{key}.weights"][:count]
+            np.testing.assert_allclose(np.take_along_axis(weights, order, 1), wanted, rtol=1e-4, atol=1e-6)
     return True
 
 
