@@ -115,7 +115,8 @@ class LatentAttention(Block):
         table = None if self.rope is None else site.rope_table(self.rope, self.qk_rope_head_dim)
         weight = padded_vector(_vector(site, "kv_a_layernorm"))
         r.latent_append(site.start, site.rows("kv"), self.kv_lora_rank, weight, self.eps, table, site.state, site.kv_dtype)
-        r.latent_query(site.start, site.rows("q"), self.num_attention_heads, self.qk_nope_head_dim, table, site.rows("query"), self.kv_lora_rank)
+        q, query = site.rows("q"), site.rows("query")
+        r.latent_query(site.start, q, self.num_attention_heads, self.qk_nope_head_dim, table, query, self.kv_lora_rank)
 
 
 def _vector(site: Site, name: str) -> np.ndarray:

@@ -18,13 +18,14 @@ def parse(reader: ConfigReader) -> ModelConfig:
     if method not in ("greedy", "group_limited_greedy"):
         raise reader.refusal("topk_method", method, "'greedy' or 'group_limited_greedy'")
     groups, kept = reader.integer("n_group", None) or 1, reader.integer("topk_group", None) or 1
-    grouped = {"groups": groups, "kept_groups": kept, "group_score": "max"} if method == "group_limited_greedy" else {}
+    if method == "greedy":
+        groups = kept = 1
     width, shared = reader.integer("moe_intermediate_size"), reader.integer("n_shared_experts", None, least=0) or 0
     moe = MoE(
         num_experts=reader.integer("n_routed_experts"),
         num_experts_per_tok=reader.integer("num_experts_per_tok"),
         moe_intermediate_size=width,
-        router=Router(scale=reader.number("routed_scaling_factor", 1.0), **grouped),
+        router=Router(scale=reader.number("routed_scaling_factor", 1.0), groups=groups, kept_groups=kept, group_score="max"),
         shared=Mlp(width * shared, "mlp.shared_expert.") if shared else None,
     )
     routed = common.sparse_layers(reader, dense=0)
