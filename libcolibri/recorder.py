@@ -17,7 +17,8 @@ from .kernels.elementwise import make_activate, make_add_vector, make_clip
 from .kernels.embed import make_embed
 from .kernels.ffn import ACTIVATIONS
 from .kernels.kernel_set import KernelSet
-from .kernels.matrix import make_gate_up, make_product
+from .kernels.matrix import make_gate_up, make_head_product, make_product
+from .kernels.mla import make_head_panels, make_latent_append, make_latent_attention, make_latent_query
 from .kernels.norm import make_layer_norm, make_norm
 from .kernels.residual import make_add_scaled, make_scale, make_softcap
 from .matrix import Matrix
@@ -299,6 +300,53 @@ class Recorder:
             self.scratch, self.scratch_bytes, scores_row_bytes(context_length),
         ]  # fmt: skip
         self.program.record("attention", self.kernels.get(make_attention, cache.format, head_bundle(heads.q // heads.kv)), slots)
+
+    def head_product(self, name: str, matrix: Matrix, heads: int, x: Rows, x_head: int, out: Rows, out_head: int) -> None:
+        """out[head] = the head's rows of the matrix @ x[head]; x_head, out_head: columns from one head to the next."""
+        groups, blocks, tile_bytes = matrix.tiles.shape
+        given, stride, between = x.data, x.stride, 4 * x_head
+        if matrix.type not in FLOATS:
+            stride = matrix.cols // COLS * BLOCK
+            between = stride * self.max_tok
+            given = self.shared_buffer("head panels", stride * heads)
+            slots = [self.n_tok, x.data, x.stride, heads, 4 * x_head, matrix.cols, given, between, self.scratch, self.scratch_bytes]
+            self.program.record(f"{name} quantize", self.kernels.get(make_head_panels, self.kernels.width), slots)
+        slots = [
+            matrix.tiles, groups, blocks * tile_bytes, blocks, groups // heads, given, stride, between, self.n_tok, out.data, out.stride,
+            4 * out_head,
+        ]  # fmt: skip
+        kernel = self.kernels.get(make_head_product, IDS[matrix.type], self.kernels.width, self.kernels.lanes)
+        self.program.record(f"{name} {matrix.type}", kernel, slots)
+
+    def latent_append(
+        self, start: np.ndarray, x: Rows, latent: int, weight: np.ndarray, epsilon: float, table: np.ndarray | None, descriptor: int,
+        kv_dtype: np.dtype,
+    ) -> None:  # fmt: skip
+        """Append [norm(latent columns) | rotated columns] of x to the layer's cache."""
+        slots = [
+            self.n_tok, start, x.data, x.stride, latent, x.cols - latent, weight, self.scalar(epsilon), 0 if table is None else table,
+            descriptor, self.scratch, self.scratch_bytes,
+        ]  # fmt: skip
+        self.program.record("append", self.kernels.get(make_latent_append, kv_format(kv_dtype)), slots)
+
+    def latent_query(self, start: np.ndarray, q: Rows, heads: int, nope: int, table: np.ndarray | None, out: Rows, latent: int) -> None:
+        """The rotary columns of every head's query, behind its latent columns in out."""
+        rotary = q.cols // heads - nope
+        slots = [
+            self.n_tok, start, q.data, q.stride, heads, nope, rotary, 0 if table is None else table, out.data, out.stride, latent,
+        ]  # fmt: skip
+        self.program.record("rope", self.kernels.get(make_latent_query), slots)
+
+    def latent_attention(
+        self, start: np.ndarray, query: Rows, heads: int, latent: int, row: int, descriptor: int, kv_dtype: np.dtype, scale: float,
+        scores_row_bytes: int, group: int,
+    ) -> None:  # fmt: skip
+        """Each head's query becomes, in its latent columns, its weighted sum of latents."""
+        slots = [
+            self.n_tok, start, query.data, query.stride, heads, latent, row, descriptor, self.scalar(scale), self.scratch,
+            self.scratch_bytes, scores_row_bytes,
+        ]  # fmt: skip
+        self.program.record("attention", self.kernels.get(make_latent_attention, kv_format(kv_dtype), group), slots)
 
     def gate(self, name: str, x: Rows, heads: int, gates: Rows, function: str, *, first: int = 0, gate_head: int = 0) -> None:
         """x *= function(gates), "sigmoid" or "softplus", head by head.

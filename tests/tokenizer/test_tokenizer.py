@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from libcolibri.errors import TokenizerError
-from libcolibri.tokenizer import Tokenizer, _chunks
+from libcolibri.tokenizer import Tokenizer
 from libcolibri.tokenizer_build import tokenizer_files_from_gguf
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "tokenizer"
@@ -133,14 +133,6 @@ def test_unused_and_unreachable_tokens_do_not_appear_in_text():
     assert 605 not in BYTES.encode("[PAD0]")
     assert 606 not in BYTES.encode("🎉")
     assert BYTES.decode([606]) == "🎉"
-
-
-@given(words=st.lists(st.sampled_from(["read", "你好", "token.", " ", "\n", "a", "，x"]), max_size=60), limit=st.integers(8, 40))
-def test_chunks_join_to_the_text(words, limit):
-    text = " ".join(words)
-    chunks = list(_chunks(text, limit))
-    assert "".join(chunks) == text
-    assert all(len(chunk) <= limit for chunk in chunks)
 
 
 def test_long_texts_give_the_ids_of_their_words():
