@@ -99,7 +99,7 @@ class KeysValues:
     @property
     def format(self) -> int:
         """The kernels' number for the element type."""
-        return KV_F32 if self.dtype == np.float32 else KV_F16
+        return kv_format(self.dtype)
 
 
 class Recorder:
@@ -363,6 +363,11 @@ class Recorder:
 def _rows_slots(rows: Rows | None) -> list:
     """Address and stride."""
     return [0, 0] if rows is None else [rows.data, rows.stride]
+
+
+def kv_format(dtype: np.dtype) -> int:
+    """The kernels' number for a cache element type."""
+    return KV_F32 if dtype == np.float32 else KV_F16
 
 
 def head_bundle(heads_per_kv: int) -> int:
