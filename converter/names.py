@@ -57,17 +57,20 @@ def transformer_for(kind: str, family: str, config: Mapping[str, Any], expected:
     """What makes canonical tensors of a family's plain ones."""
     if kind == "encoder":
         return Transformer((), None, {})
-    rules = (*DECODERS[family].tensors, *GENERAL_RULES)
-    return Transformer(rules, parse_config(config), {name: entry.shape for name, entry in expected.items()})
+    found = DECODERS[family]
+    shapes = {name: entry.shape for name, entry in expected.items()}
+    return Transformer((*found.tensors, *GENERAL_RULES), parse_config(config), shapes, found.skipped)
 
 
-def skip_reason(name: str, kind: str, num_layers: int) -> str | None:
+def skip_reason(name: str, kind: str, num_layers: int, skipped: str = "") -> str | None:
     """Why a tensor is left out, or None if it belongs to the model."""
     layer = _LAYER.match(name)
     if layer and int(layer[1]) >= num_layers:
         return f"layer {layer[1]} lies beyond the model's {num_layers}"
     if _SKIP.match(name):
         return "no weight of the language model"
+    if re.fullmatch(skipped, name):
+        return "no part of what runs"
     if kind == "encoder" and _SKIP_ENCODER.match(name):
         return "no part of the encoder"
     return None

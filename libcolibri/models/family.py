@@ -39,8 +39,10 @@ class Family:
 
     parse     config -> ModelConfig; refuses what it has no equations for
     tensors   rules for names that are not canonical already; the first that matches holds
+    skipped   regular expression for canonical names of tensors that are left out
     """
 
     name: str
     parse: Callable[[ConfigReader], ModelConfig]
     tensors: tuple[Rule, ...] = ()
+    skipped: str = ""

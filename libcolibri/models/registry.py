@@ -9,12 +9,16 @@ from typing import Any
 from ..config import ModelConfig
 from ..errors import ConfigError
 from . import (
+    deepseek_v2,
+    deepseek_v3,
     dots1,
     ernie4_5_moe,
     gemma2,
     gemma3,
     gemma4,
     glm4_moe,
+    glm4_moe_lite,
+    glm_moe_dsa,
     gpt_oss,
     granite,
     granitemoe,
@@ -50,12 +54,16 @@ from .config_reader import HARMLESS, ConfigReader
 from .family import Family
 
 _MODULES = (
+    deepseek_v2,
+    deepseek_v3,
     dots1,
     ernie4_5_moe,
     gemma2,
     gemma3,
     gemma4,
     glm4_moe,
+    glm4_moe_lite,
+    glm_moe_dsa,
     gpt_oss,
     granite,
     granitemoe,
@@ -87,10 +95,20 @@ _MODULES = (
     qwen3_next,
     smollm3,
 )
-FAMILIES: dict[str, Family] = {module.FAMILY.name: module.FAMILY for module in _MODULES}
+FAMILIES: dict[str, Family] = {family.name: family for family in (*(module.FAMILY for module in _MODULES), deepseek_v3.KIMI_K2)}
 
 # Families that people have, and what of theirs has no equations here.
-MISSING: dict[str, str] = {}
+MISSING = {
+    "deepseek_v4": "hyper-connections, compressed sparse attention and the table of experts by token have no equations here",
+    "deepseek_v32": "the indexer of its sparse attention has no equations here",
+    "glm5_next": "hyper-connections and its sparse attention have no equations here",
+    "hy_v4": "hyper-connections and its sparse attention have no equations here",
+    "inkling": "its table of n-grams and its sparse attention have no equations here",
+    "kimi_k3": "its delta attention with hyper-connections has no equations here",
+    "mistral_large4": "its attention over compressed keys has no equations here",
+    "muse_spark": "hyper-connections and its sparse attention have no equations here",
+    "qwen4_exp": "hyper-connections, its table of n-grams and its sparse attention have no equations here",
+}
 
 # What may stand beside a nested text model: the parts for pictures and sound, which text generation does not touch.
 BESIDE_TEXT = HARMLESS | frozenset(

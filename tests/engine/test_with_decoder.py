@@ -84,6 +84,41 @@ def test_reuse_and_resumption_give_the_same_tokens(engine, tmp_path):
         assert [s.token_id for s in steps if s.token_id is not None] == first and steps[-1].stats.reused_tok == 25
 
 
+FORGETFUL = {
+    "rings": {"model_type": "mistral", "sliding_window": 9},
+    "recurrent": {
+        "model_type": "lfm2", "norm_eps": 1e-6, "conv_L_cache": 3, "conv_bias": False, "block_auto_adjust_ff_dim": False,
+        "layer_types": ["conv", "full_attention", "conv"],
+    },
+}  # fmt: skip
+DENSE = {
+    "hidden_size": 64, "head_dim": 16, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 96,
+    "moe_intermediate_size": None, "shared_expert_intermediate_size": None, "num_experts": None, "num_experts_per_tok": None,
+    "mlp_only_layers": None,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", FORGETFUL)
+def test_a_session_whose_layers_forget_gives_the_tokens_of_a_fresh_one(kind, tmp_path):
+    """Regenerating, another question after the same beginning, and going on after being saved."""
+    folder = make_model(tmp_path / "model", **{**DENSE, **FORGETFUL[kind]})
+    with Engine.open(folder, threads=1, parts=real_parts(), prefill_chunk=8) as engine:
+
+        def generated(session, prompt) -> list[int]:
+            return [step.token_id for step in session.generate(prompt, max_tokens=20) if step.token_id is not None]
+
+        session, other = engine.new_session(), [*PROMPT[:36], 5, 6, 7]
+        assert session.state_bytes == engine.plan.kv
+        first = generated(session, PROMPT)
+        for prompt in (PROMPT, other, [*PROMPT, *first, 3, 4], PROMPT[:20]):
+            assert generated(session, prompt) == generated(engine.new_session(), prompt)
+        session.save(tmp_path / "session")
+        longer = [*session.tokens, 8, 9]
+        assert generated(engine.load_session(tmp_path / "session"), longer) == generated(engine.new_session(), longer)
+        steps = list(session.generate(longer, max_tokens=1))
+        assert steps[-1].stats.reused_tok == len(longer) - 3  # the last token of an answer has not been evaluated
+
+
 def test_perplexity_agrees_with_logits(engine):
     logits = engine.new_session().logits(PROMPT).astype(np.float64)[:-1]
     losses = np.log(np.exp(logits).sum(axis=1)) - logits[np.arange(len(logits)), PROMPT[1:]]

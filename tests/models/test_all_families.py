@@ -63,7 +63,10 @@ def test_family(case):
     expected = oracle(name)
     prompt, greedy = expected["input_ids"][0].astype(np.int64), expected["greedy"].astype(np.int64)
     with Running(folder) as running:
-        got, wanted = running.logits(prompt), expected["logits"]
+        longest = running.config.max_context_length
+        if longest < len(prompt):  # beyond it the model is another one; its first tokens do not see the later ones
+            prompt, greedy = prompt[:longest], greedy[:0]
+        got, wanted = running.logits(prompt), expected["logits"][: len(prompt)]
         error = float(np.abs(got - wanted).max() / np.ptp(wanted))
         routers = routers_agree(running, expected, len(prompt)) if running.config.is_moe else None
         top_1 = (got.argmax(-1) == wanted.argmax(-1)).mean()
@@ -73,7 +76,8 @@ def test_family(case):
         assert greedy_tokens(running, prompt, len(greedy)) == greedy.tolist()
         for chunk in (1, 3, 16):
             assert same_bits(running.logits(prompt, chunk), got), chunk
-        assert same_bits(resumed(running, prompt, 21), got[21:])
+        half = len(prompt) // 2
+        assert same_bits(resumed(running, prompt, half), got[half:])
     slots = running.config.num_experts_per_tok or None
     with Running(folder, threads=2, expert_slots=slots, max_chunk_tok=len(prompt)) as small:
         assert same_bits(small.logits(prompt), got) and same_bits(small.logits(prompt, 1), got)
