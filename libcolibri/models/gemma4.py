@@ -40,6 +40,7 @@ def parse(reader: ConfigReader) -> ModelConfig:
 
 def _attentions(reader: ConfigReader) -> list[Attention]:
     windows = common.mixed_windows(reader, pattern=6, window=512)
+    windows[-1] = None  # the last layer is full whatever the config says
     ropes = read_layer_ropes(reader, reader.integer("max_position_embeddings"), THETAS)
     fields = common.head_fields(reader) | {"bias": reader.flag("attention_bias", False)}
     k_is_v, first_shared = reader.flag("attention_k_eq_v", False), len(windows) - reader.integer("num_kv_shared_layers", 0, least=0)
