@@ -1,5 +1,7 @@
 """DeepSeek-V2, V2-Lite and Coder-V2: latent attention, softmax router without renormalisation, shared experts."""
 
+from typing import Any
+
 from ..blocks.mlp import Mlp
 from ..blocks.moe import MoE
 from ..blocks.router import Router
@@ -7,6 +9,7 @@ from ..config import ModelConfig
 from . import common, latent
 from .config_reader import ConfigReader
 from .family import Family
+from .gguf import Gguf, Metadata
 
 
 def parse(reader: ConfigReader) -> ModelConfig:
@@ -33,4 +36,14 @@ def parse(reader: ConfigReader) -> ModelConfig:
     return common.build(reader, common.standard_layers(attentions, routed, common.mlp(reader), moe))
 
 
-FAMILY = Family("deepseek_v2", parse, (*latent.INTERLEAVED, latent.EXPANSION, common.SHARED_EXPERTS))
+def _gguf(meta: Metadata) -> dict[str, Any]:
+    method = "group_limited_greedy" if meta.get("expert_group_count", int, 1) > 1 else "greedy"
+    return latent.gguf_config(meta) | {"topk_method": method, "norm_topk_prob": None}
+
+
+FAMILY = Family(
+    "deepseek_v2",
+    parse,
+    (*latent.INTERLEAVED, latent.EXPANSION, common.SHARED_EXPERTS),
+    gguf=(Gguf("deepseek2", _gguf, latent.GGUF_TENSORS, lambda meta: not latent.scores_by_sigmoid(meta)),),
+)

@@ -4,6 +4,7 @@ from ..config import ModelConfig
 from . import common, latent
 from .config_reader import ConfigReader
 from .family import Family
+from .gguf import Gguf
 
 
 def parse(reader: ConfigReader) -> ModelConfig:
@@ -15,5 +16,10 @@ def parse(reader: ConfigReader) -> ModelConfig:
     return common.build(reader, common.standard_layers([attention] * len(routed), routed, common.mlp(reader), moe))
 
 
-FAMILY = Family("deepseek_v3", parse, (*latent.INTERLEAVED, latent.EXPANSION, common.SHARED_EXPERTS))
+FAMILY = Family(
+    "deepseek_v3",
+    parse,
+    (*latent.INTERLEAVED, latent.EXPANSION, common.SHARED_EXPERTS),
+    gguf=(Gguf("deepseek2", latent.gguf_config, latent.GGUF_TENSORS, latent.scores_by_sigmoid),),
+)
 KIMI_K2 = Family("kimi_k2", parse, FAMILY.tensors)

@@ -1,6 +1,8 @@
 """Gemma 4: wider heads in full layers, normed values that may be the keys, shared caches, inputs by layer, experts beside the MLP."""
 
 
+from typing import Any
+
 from ..blocks.attention import Attention
 from ..blocks.base import Block
 from ..blocks.moe import MoE
@@ -12,6 +14,7 @@ from ..rope import RopeConfig
 from . import common
 from .config_reader import ConfigReader
 from .family import Family, Rule
+from .gguf import PRE_FEEDFORWARD, Gguf, Metadata, sections
 from .rope_config import read_layer_ropes
 
 # Published configs name only what differs from these.
@@ -105,6 +108,53 @@ def _with_inputs(reader: ConfigReader, layers: list[LayerConfig]) -> list[LayerC
     return made
 
 
+GGUF_TENSORS = (
+    PRE_FEEDFORWARD,
+    Rule(r"per_layer_token_embd\.weight", "model.layers.0.embed_tokens_per_layer.weight"),
+    Rule(r"per_layer_model_proj\.weight", "model.layers.0.per_layer_model_projection.weight"),
+    Rule(r"per_layer_proj_norm\.weight", "model.layers.0.per_layer_projection_norm.weight"),
+    Rule(r"(.*)\.layer_output_scale\.weight", r"\1.layer_scalar"),
+    Rule(r"(.*)\.ffn_gate_inp\.scale", r"\1.router.scale"),
+    Rule(r"(.*)\.ffn_down_exps\.scale", r"\1.mlp.gate.per_expert_scale"),
+    *sections(
+        ("inp_gate", "per_layer_input_gate"), ("proj", "per_layer_projection"), ("post_norm", "post_per_layer_input_norm"),
+        ("post_ffw_norm_1", "post_feedforward_layernorm_1"), ("post_ffw_norm_2", "post_feedforward_layernorm_2"),
+        ("pre_ffw_norm_2", "pre_feedforward_layernorm_2"),
+    ),
+)  # fmt: skip
+
+
+def _gguf(meta: Metadata) -> dict[str, Any]:
+    widths, heads = meta.by_layer("feed_forward_length"), meta.by_layer("attention.head_count_kv")
+    full = [not slides for slides in meta.by_layer("attention.sliding_window_pattern")]
+    factors, inputs = meta.values("rope_freqs.weight"), meta.shape("per_layer_token_embd.weight")
+    turning = 1.0 if factors is None else sum(factor < 1e29 for factor in factors) / len(factors)
+    routed = bool(meta.get("expert_count", int, 0))
+    return {
+        "head_dim": meta.size("attention.key_length_swa"),
+        "global_head_dim": meta.size("attention.key_length"),
+        "num_key_value_heads": next(n for n, wide in zip(heads, full, strict=True) if not wide),
+        "num_global_key_value_heads": next(n for n, wide in zip(heads, full, strict=True) if wide),
+        "attention_k_eq_v": not all(there for there, wide in zip(meta.layers_with("attn_v.weight"), full, strict=True) if wide)
+        and not meta.get("attention.shared_kv_layers", int, 0),
+        "num_kv_shared_layers": meta.get("attention.shared_kv_layers", int, 0),
+        "intermediate_size": min(widths),
+        "use_double_wide_mlp": min(widths) < max(widths),
+        "hidden_size_per_layer_input": meta.get("embedding_length_per_layer_input", int, 0),
+        "vocab_size_per_layer_input": None if inputs is None else inputs[0],
+        "enable_moe_block": routed,
+        "top_k_experts": meta.size("expert_used_count") if routed else None,
+        "rope_parameters": {
+            "full_attention": {
+                "rope_type": "proportional", "partial_rotary_factor": turning, "rope_theta": meta.real("rope.freq_base", 1e6)
+            },
+            "sliding_attention": {"rope_theta": meta.real("rope.freq_base_swa", 1e4)},
+        },
+        "rope_theta": None,
+        "partial_rotary_factor": None,
+    }  # fmt: skip
+
+
 FAMILY = Family(
     "gemma4",
     parse,
@@ -119,4 +169,5 @@ FAMILY = Family(
         Rule(r"(.*)\.router\.proj\.weight", r"\1.mlp.gate.weight"),
         Rule(r"(.*)\.router\.per_expert_scale", r"\1.mlp.gate.per_expert_scale"),
     ),
+    gguf=(Gguf("gemma4", _gguf, GGUF_TENSORS),),
 )

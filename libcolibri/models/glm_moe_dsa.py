@@ -5,11 +5,13 @@ longest context is index_topk. The indexer's own tensors are left out.
 """
 
 from dataclasses import replace
+from typing import Any
 
 from ..config import ModelConfig
 from . import common, latent
 from .config_reader import ConfigReader
 from .family import Family
+from .gguf import Gguf, Metadata
 
 
 def parse(reader: ConfigReader) -> ModelConfig:
@@ -23,6 +25,10 @@ def parse(reader: ConfigReader) -> ModelConfig:
     return replace(config, max_context_length=min(config.max_context_length, positions))
 
 
+def _gguf(meta: Metadata) -> dict[str, Any]:
+    return latent.gguf_config(meta) | {"index_topk": meta.size("attention.indexer.top_k")}
+
+
 FAMILY = Family(
-    "glm_moe_dsa", parse, (*latent.INTERLEAVED, latent.EXPANSION, common.SHARED_EXPERTS), skipped=r".*\.self_attn\.indexer\..*"
-)
+    "glm_moe_dsa", parse, (*latent.INTERLEAVED, latent.EXPANSION, common.SHARED_EXPERTS), skipped=r".*\.indexer\..*"
+, gguf=(Gguf("glm-dsa", _gguf, latent.GGUF_TENSORS),))

@@ -1,6 +1,7 @@
 """What the families with latent attention share: DeepSeek's config keys, and how its tensors become the canonical ones."""
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
@@ -8,6 +9,7 @@ from ..blocks.mla import LatentAttention
 from ..config import LayerConfig
 from .config_reader import ConfigReader
 from .family import Rule
+from .gguf import Metadata
 from .rope_config import read_rope, yarn_scale
 
 
@@ -72,4 +74,37 @@ EXPANSION = Rule(r"(.*\.self_attn)\.kv_b_proj\.weight", r"\1.k_b_proj.weight \1.
 INTERLEAVED = (
     Rule(r"(.*\.self_attn\.q(?:_b)?_proj\.weight)", r"\1", order=_query_rows),
     Rule(r"(.*\.self_attn\.kv_a_proj_with_mqa\.weight)", r"\1", order=_row_rows),
+)
+
+
+def gguf_config(meta: Metadata) -> dict[str, Any]:
+    """Keys of these families' files, where keys and values have been cut apart."""
+    rotary, own = meta.size("rope.dimension_count"), meta.size("attention.key_length_mla", meta.size("attention.key_length"))
+    softening = meta.get("rope.scaling.yarn_log_multiplier", float)
+    config: dict[str, Any] = {
+        "q_lora_rank": meta.get("attention.q_lora_rank", int, None),
+        "kv_lora_rank": meta.size("attention.kv_lora_rank"),
+        "qk_rope_head_dim": rotary,
+        "qk_nope_head_dim": own - rotary,
+        "v_head_dim": meta.size("attention.value_length_mla", meta.size("attention.value_length")),
+        "num_key_value_heads": None,
+        "partial_rotary_factor": None,
+    }
+    if softening is not None:  # llama.cpp keeps a tenth of mscale_all_dim, which equals mscale in all released models
+        scale = round(10 * meta.real("rope.scaling.yarn_log_multiplier"), 6)
+        config["rope_scaling"] = {"mscale": scale, "mscale_all_dim": scale}
+    return config
+
+
+def scores_by_sigmoid(meta: Metadata) -> bool:
+    """Whether the router of a file is DeepSeek-V3's, not DeepSeek-V2's."""
+    return bool(meta.get("expert_gating_func", int, 1) == 2)
+
+
+GGUF_TENSORS = (
+    Rule(r"(.*)\.attn_(q|q_b)\.weight", r"\1.self_attn.\2_proj.weight", order=_query_rows),
+    Rule(r"(.*)\.attn_kv_a_mqa\.weight", r"\1.self_attn.kv_a_proj_with_mqa.weight", order=_row_rows),
+    Rule(
+        r"(.*)\.attn_kv_b\.weight", r"\1.self_attn.k_b_proj.weight \1.self_attn.v_b_proj.weight", "absorb", order=_keys_then_values
+    ),
 )

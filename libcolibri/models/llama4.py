@@ -1,6 +1,7 @@
 """Llama 4: chunked layers with unit-length q and k, full layers without positions, one expert and a shared one for a token."""
 
 from dataclasses import replace
+from typing import Any
 
 from ..blocks.attention import Attention
 from ..blocks.mlp import Mlp
@@ -10,6 +11,7 @@ from ..config import ModelConfig
 from . import common
 from .config_reader import ConfigReader
 from .family import Family, Rule
+from .gguf import Gguf, Metadata
 
 
 def parse(reader: ConfigReader) -> ModelConfig:
@@ -55,6 +57,15 @@ def _routed(reader: ConfigReader) -> list[bool]:
     return [i in layers for i in range(count)]
 
 
+def _gguf(meta: Metadata) -> dict[str, Any]:
+    return {
+        "intermediate_size_mlp": meta.size("feed_forward_length"),
+        "intermediate_size": meta.size("expert_feed_forward_length"),
+        "moe_layers": [i for i, there in enumerate(meta.layers_with("ffn_gate_inp.weight")) if there],
+        "use_qk_norm": meta.size("expert_count") != 128,  # Maverick has none; llama.cpp knows it by its experts too
+    }
+
+
 FAMILY = Family(
     "llama4",
     parse,
@@ -69,4 +80,5 @@ FAMILY = Family(
         Rule(r"(.*)\.feed_forward\.router\.weight", r"\1.mlp.gate.weight"),
         Rule(r"(.*)\.feed_forward\.(.*)", r"\1.mlp.\2"),
     ),
+    gguf=(Gguf("llama4", _gguf, common.GGUF_INTERLEAVED),),
 )

@@ -1,10 +1,13 @@
 """MiMo-V2-Flash: sliding layers have sinks and twice the key/value heads, heads of V are narrower and scaled, DeepSeek-V3's router."""
 
+from typing import Any
+
 from ..blocks.attention import Attention
 from ..config import ModelConfig
 from . import common
 from .config_reader import ConfigReader
 from .family import Family, Rule
+from .gguf import Gguf, Metadata
 from .rope_config import read_layer_ropes
 
 THETAS = {"full_attention": 5000000.0, "sliding_attention": 10000.0}
@@ -29,4 +32,19 @@ def parse(reader: ConfigReader) -> ModelConfig:
     return common.build(reader, common.standard_layers(attentions, routed, common.mlp(reader), moe), eps=1e-5)
 
 
-FAMILY = Family("mimo_v2_flash", parse, (Rule(r"(.*\.self_attn)\.attention_sink_bias", r"\1.sinks"),))
+def _gguf(meta: Metadata) -> dict[str, Any]:
+    turning, head_dim = meta.size("rope.dimension_count"), meta.size("attention.key_length")
+    partial = {} if turning == int(0.334 * head_dim) else {"partial_rotary_factor": turning / head_dim}
+    return {
+        "num_key_value_heads": min(meta.by_layer("attention.head_count_kv")),
+        "attention_value_scale": meta.real("attention.value_scale", 1.0),
+        "rope_parameters": {
+            kind: partial | {"rope_theta": meta.real(f"rope.freq_base{suffix}", THETAS[kind])}
+            for kind, suffix in (("full_attention", ""), ("sliding_attention", "_swa"))
+        },
+        "rope_theta": None,
+        "partial_rotary_factor": None,
+    }
+
+
+FAMILY = Family("mimo_v2_flash", parse, (Rule(r"(.*\.self_attn)\.attention_sink_bias", r"\1.sinks"),), gguf=(Gguf("mimo2", _gguf),))

@@ -50,7 +50,7 @@ from . import (
     qwen3_next,
     smollm3,
 )
-from .config_reader import HARMLESS, ConfigReader
+from .config_reader import HARMLESS, ConfigReader, KeyFinder
 from .family import Family
 
 _MODULES = (
@@ -161,6 +161,13 @@ def parse_config(raw: Mapping[str, Any]) -> ModelConfig:
     family = family_name(raw)
     _refuse_other_heads(raw, family)
     return FAMILIES[family].parse(ConfigReader(raw, family))
+
+
+def keys_in_use(raw: Mapping[str, Any]) -> frozenset[str]:
+    """The keys of `raw` that its family reads; raises as parse_config does, but not for keys that nobody reads."""
+    reader = KeyFinder(raw, family_name(raw))
+    FAMILIES[reader.family].parse(reader)
+    return reader.used
 
 
 def family_name(raw: Mapping[str, Any]) -> str:

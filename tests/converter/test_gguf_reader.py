@@ -112,7 +112,7 @@ def test_an_empty_file(tmp_path):
 
 def test_unsupported_architectures_are_named(tmp_path):
     path = file(tmp_path / "x.gguf", pairs=[pair("general.architecture", 8, text("mamba"))])
-    with pytest.raises(SourceError, match="'mamba' is not supported, only llama, qwen2"):
+    with pytest.raises(SourceError, match="'mamba' is not supported, only bert, deepseek2"):
         open_source(path)
 
 
