@@ -10,9 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
+import jinja2.meta
 
 from .errors import TemplateError
 from .template_sandbox import MAX_SOURCE_CHARS, Environment, TemplateRefusal, render
+
+THINKING = ("on", "off", "low", "medium", "high")
+_LEAST_EFFORTS = ("no_think", "none", "minimal", "low")
 
 
 class ChatTemplate:
@@ -22,6 +26,11 @@ class ChatTemplate:
     ----------
     source : the template, or several by name ("default", and "tool_use" for conversations with tools)
     bos_token, eos_token : what the template may write at the start of a text and at the end of a turn
+
+    Attributes
+    ----------
+    source : the template (the default one)
+    variables : names it reads that can be given as options
     """
 
     def __init__(self, source: str | Mapping[str, str], *, bos_token: str | None = None, eos_token: str | None = None):
@@ -31,6 +40,7 @@ class ChatTemplate:
         environment = Environment()
         self._templates = {name: _compile(environment, name, text) for name, text in sources.items()}
         self.source = sources["default"]
+        self.variables = _variables_of(environment, self.source)
         self.bos_token, self.eos_token = bos_token or "", eos_token or ""
 
     @classmethod
@@ -88,6 +98,38 @@ class ChatTemplate:
             return _rendered(template, variables | {"messages": merged})
 
 
+    def thinking_options(self, setting: str) -> dict[str, Any]:
+        """The template's variables for "on", "off", or an effort of "low", "medium" or "high", to be given to `render`.
+
+        Raises TemplateError when the template has no such switch. Models without one that can be turned off think as little as
+        they can with "off".
+        """
+        if setting not in THINKING:
+            raise TemplateError(f"thinking is {setting!r}, expected one of {', '.join(THINKING)}")
+        effort = {"reasoning_effort": setting} if "reasoning_effort" in self.variables else {}
+        if setting in ("low", "medium", "high"):
+            if not effort:
+                raise TemplateError(f"this model's chat template knows no effort of thinking such as {setting!r}")
+            return self._switch(True) | effort
+        options = self._switch(setting == "on")
+        if effort and not options:
+            known = [word for word in _LEAST_EFFORTS if f"'{word}'" in self.source or f'"{word}"' in self.source]
+            least = known[0] if known else "low"
+            # Where not thinking is the default, thinking must be asked for; elsewhere the template's own default is on.
+            options = {"reasoning_effort": least} if setting == "off" else {"reasoning_effort": "high"} if least == "no_think" else {}
+        elif not options:
+            raise TemplateError("this model's chat template has no switch for thinking")
+        return options
+
+    def _switch(self, on: bool) -> dict[str, Any]:
+        switches: dict[str, Any] = {name: on for name in ("enable_thinking", "thinking", "reasoning") if name in self.variables}
+        if "thinking_mode" in self.variables:
+            switches["thinking_mode"] = "enabled" if on else "disabled"
+        if "thinking_budget" in self.variables:
+            switches["thinking_budget"] = -1 if on else 0
+        return switches
+
+
 def missing_template(model_name: str) -> TemplateError:
     """The error for a conversation with a model that has no chat template."""
     return TemplateError(
@@ -130,6 +172,11 @@ def _json_object(path: Path) -> dict[str, Any]:
 def _token_text(value: Any) -> str | None:
     """A special token is text, or an object with its content."""
     return value.get("content") if isinstance(value, dict) else value
+
+
+def _variables_of(environment: Environment, source: str) -> frozenset[str]:
+    own = {"messages", "tools", "documents", "add_generation_prompt", "bos_token", "eos_token"}
+    return frozenset(jinja2.meta.find_undeclared_variables(environment.parse(source)) - own)
 
 
 def _compile(environment: Environment, name: str, source: str) -> jinja2.Template:

@@ -105,8 +105,9 @@ def render(template: jinja2.Template, variables: dict[str, Any]) -> str:
 
 
 def _budget_of(context: Context) -> Budget:
-    budget = context.resolve(_BUDGET)
-    assert isinstance(budget, Budget)  # `render` is the only way in
+    budget = context.parent.get(_BUDGET)  # not resolve(): a template's own variables come first there
+    if not isinstance(budget, Budget):
+        raise TemplateError(f"the chat template uses the name {_BUDGET}, which is reserved")
     return budget
 
 

@@ -125,9 +125,14 @@ class Tokenizer:
         stream = self.stream(special=special)
         return "".join([*map(stream.push, ids), stream.flush()])
 
-    def stream(self, *, special: bool = False) -> "TextStream":
-        """A decoder that takes ids one by one."""
-        return TextStream(self._pieces, special)
+    def stream(self, *, special: bool = False, shown: Iterable[str] = ()) -> "TextStream":
+        """A decoder that takes ids one by one.
+
+        special: control tokens are text too. shown: spellings of control tokens that are text although others are not.
+        """
+        wanted = set(shown)
+        kept = {i for i in self._pieces.hidden if self._pieces.spelling(i) in wanted} if wanted else set()
+        return TextStream(self._pieces, frozenset() if special else self._pieces.hidden - kept)
 
     def bytes_of(self, token_id: int) -> bytes:
         """UTF-8 of one token inside a text; may be part of a character, empty for an id without a token."""
@@ -145,14 +150,14 @@ class Tokenizer:
 class TextStream:
     """Text of ids that arrive one by one; only whole characters come out."""
 
-    def __init__(self, pieces: PieceTable, special: bool = False):
-        self._pieces, self._special = pieces, special
+    def __init__(self, pieces: PieceTable, hidden: frozenset[int]):
+        self._pieces, self._hidden = pieces, hidden
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
         self._at_start = pieces.strip
 
     def push(self, token_id: int) -> str:
         """The text that is complete with this token; "" while a character is unfinished."""
-        if token_id in self._pieces.hidden and not self._special:
+        if token_id in self._hidden:
             return ""
         data = self._pieces.bytes_of(token_id)
         if self._at_start and data:

@@ -312,8 +312,9 @@ def tokenizer_entry_from_folder(path: str | Path) -> dict[str, Any]:
         *_id_list(generation.get("eos_token_id")),
         *_id_list(_nested(model_config, "eos_token_id")),
     ]
-    # gpt-oss ends a message with <|end|> and goes on with the next channel; its turns end with <|return|> or <|call|>.
-    turn_ends = [token for token in _TURN_ENDS if token in ids and not (token == "<|end|>" and "<|return|>" in ids)]
+    # gpt-oss and Solar end a message with <|end|> and go on with the next channel; only other tokens end their turns.
+    in_channels = "<|return|>" in ids or "<|content|>" in ids
+    turn_ends = [token for token in _TURN_ENDS if token in ids and not (token == "<|end|>" and in_channels)]
     ends += [ids[token] for token in turn_ends]
     return {
         "file": file,

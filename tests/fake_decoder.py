@@ -147,7 +147,7 @@ class FakeTokenizer:
         stream = self.stream()
         return "".join(stream.push(token) for token in token_ids) + stream.flush()
 
-    def stream(self) -> "FakeStream":
+    def stream(self, shown=()) -> "FakeStream":
         return FakeStream()
 
 
@@ -168,7 +168,10 @@ class FakeStream:
 
 
 class FakeTemplate:
-    def render(self, messages, *, add_generation_prompt=True) -> str:
+    source = "u...a"
+
+    def render(self, messages, *, add_generation_prompt=True, **options) -> str:
+        self.options = options
         return "".join(f"{m['role'][0]}{m['content']} " for m in messages) + ("a" if add_generation_prompt else "")
 
 

@@ -110,6 +110,29 @@ def test_bad_arguments_are_refused_at_the_call(engine, prompt, options, error, m
         engine.new_session().generate(prompt, **options)
 
 
+def test_reasoning_is_no_part_of_the_answer(engine):
+    engine.chat_template.source = "<think>"
+    engine.tokenizer.stream = lambda shown=(): Spelling({1: "<think>", 2: "well", 3: "</think>\n", 4: "four"})
+    steps = list(engine.new_session().generate([{"role": "user", "content": "ab"}], ScriptSampler([1, 2, 3, 4, 47])))
+    assert ["".join(getattr(step, name) for step in steps) for name in ("reasoning", "text", "tool_call")] == ["well", "four", ""]
+    raw = list(engine.new_session().generate("ab", ScriptSampler([1, 2, 3, 4, 47])))
+    assert "".join(step.text for step in raw) == "<think>well</think>\nfour"
+
+
+class Spelling(dict):
+    """Texts of tokens."""
+
+    push, flush = dict.__getitem__, lambda self: ""
+
+
+def test_tools_and_template_options_reach_the_template(engine):
+    session, messages = engine.new_session(), [{"role": "user", "content": "ab"}]
+    next(session.generate(messages, tools=[{"name": "f"}], template_options={"enable_thinking": False}))
+    assert engine.chat_template.options == {"tools": [{"name": "f"}], "enable_thinking": False}
+    with pytest.raises(ConfigError, match="for a list of messages"):
+        session.generate("ab", template_options={"enable_thinking": False})
+
+
 def test_without_tokenizer_or_template(engine):
     engine.chat_template = None
     with pytest.raises(TemplateError, match="no chat template"):
