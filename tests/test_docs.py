@@ -206,7 +206,8 @@ def test_the_status_table_is_true(page):
 @pytest.mark.parametrize("page", [DOCS / "en" / "model-families.md", DOCS / "zh" / "模型家族.md"], ids=name_of)
 def test_the_page_of_families_is_true(page):
     registry = importlib.import_module("libcolibri.models.registry")
-    known, refused = (set(re.findall(r"`([a-z0-9_]+)`", part)) for part in re.split("## Not yet|## 尚不支持", text_of(page).split("## GGUF")[0]))
+    parts = re.split("## Not yet|## 尚不支持", text_of(page).split("## GGUF")[0])
+    known, refused = (set(re.findall(r"`([a-z0-9_]+)`", part)) for part in parts)
     assert known - {"config", "model_type", "index_topk", "bert"} == set(registry.FAMILIES)
     assert refused == set(registry.MISSING)
 
