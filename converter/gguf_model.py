@@ -36,9 +36,8 @@ def open_gguf(path: Path) -> Source:
     expected = expected_tensors(kind, config, path)
     found, aliases, skipped = _collect(file, kind, config, _transformer(gguf, family, config, expected), expected)
     tensors = match_tensors(found, expected, aliases, path)
-    status = path.stat()
-    fingerprint = {"name": path.name, "bytes": status.st_size, "header_sha256": file.header_sha256}
-    state = json.dumps([fingerprint, status.st_mtime_ns])
+    fingerprint = {"name": file.path.name, "bytes": file.nbytes, "header_sha256": file.header_sha256}
+    state = json.dumps([fingerprint, [part.stat().st_mtime_ns for part in file.paths]])
     metadata = file.metadata
     return Source(path, kind, family, config, tensors, tuple(skipped), KEEP, fingerprint, state, lambda: files_from_gguf(path, metadata))
 
