@@ -31,9 +31,12 @@ class ChatTemplate:
     ----------
     source : the template (the default one)
     variables : names it reads that can be given as options
+    builtin : the name of this library's template that stands in for the model's missing one, None for the model's own
     """
 
-    def __init__(self, source: str | Mapping[str, str], *, bos_token: str | None = None, eos_token: str | None = None):
+    def __init__(
+        self, source: str | Mapping[str, str], *, bos_token: str | None = None, eos_token: str | None = None, builtin: str | None = None
+    ):
         sources = {"default": source} if isinstance(source, str) else dict(source)
         if "default" not in sources:
             raise TemplateError(f"the chat template has the variants {', '.join(sources) or '(none)'}, expected one named default")
@@ -41,6 +44,7 @@ class ChatTemplate:
         self._templates = {name: _compile(environment, name, text) for name, text in sources.items()}
         self.source = sources["default"]
         self.variables = _variables_of(environment, self.source)
+        self.builtin = builtin
         self.bos_token, self.eos_token = bos_token or "", eos_token or ""
 
     @classmethod

@@ -180,7 +180,19 @@ class Engine:
     def _load_tokenizer(self) -> None:
         if self.manifest.tokenizer is not None:
             self.tokenizer = self.parts.load_tokenizer(self.path, self.manifest.tokenizer)
+            from .builtin_templates import builtin_template
+
             self.chat_template = self.parts.load_chat_template(self.path)
+            if self.chat_template is None:
+                self.chat_template = builtin_template(self.manifest.family, self.tokenizer, self.manifest.tokenizer)
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """What a user should know about how the model was opened, a sentence each."""
+        builtin = self.chat_template.builtin if self.chat_template is not None else None
+        if builtin is None:
+            return ()
+        return (f"the model has no chat template; conversations are written in the format {builtin!r}, as is usual for its kind",)
 
     @property
     def end_ids(self) -> frozenset[int]:

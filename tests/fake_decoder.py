@@ -169,6 +169,7 @@ class FakeStream:
 
 class FakeTemplate:
     source = "u...a"
+    builtin = None
 
     def render(self, messages, *, add_generation_prompt=True, **options) -> str:
         self.options = options

@@ -117,7 +117,8 @@ def converse(state: Any) -> None:
     renderer = Renderer.for_streams(sys.stdout, sys.stderr)
     interactive = sys.stdin.isatty() and sys.stdout.isatty()
     if state.engine is not None:
-        renderer.note(state.engine.plan.line())
+        for line in (state.engine.plan.line(), *state.engine.remarks):
+            renderer.note(line)
     if interactive:
         renderer.note(greeting(state))
     run_loop(state, Editor(state, state.services.home.history_file) if interactive else PipeReader(sys.stdin), renderer)

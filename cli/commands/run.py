@@ -49,7 +49,8 @@ def run(ctx: click.Context, model: str, **options: Any) -> None:
         with progress.waiting(*OPENING):
             engine = services.open_engine(path, on_progress=progress.report, **engine_arguments(options))
         with closing(engine):
-            click.echo(neutralise(engine.plan.line()), err=True)
+            for line in (engine.plan.line(), *engine.remarks):
+                click.echo(neutralise(line), err=True)
             prompt = build_prompt(engine, text, options["system"], options["raw"]) if token_ids is None else token_ids
             options["template_options"] = template_options(engine, prompt, options["thinking"])
             finish_reason = generate(engine, prompt, sampling, options, progress)

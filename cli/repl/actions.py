@@ -99,7 +99,8 @@ def model(state: ReplState, argument: str, renderer: Renderer) -> None:
         renderer.say("no chat model: only searching works; /model MODEL opens one")
     else:
         renderer.say(f"{state.model}")
-        renderer.say(state.engine.plan.line())
+        for line in (state.engine.plan.line(), *state.engine.remarks):
+            renderer.say(line)
 
 
 def change_model(state: ReplState, path: Path, on_progress: Callable[[str, int, int], None]) -> None:

@@ -113,6 +113,7 @@ class FakeEngine:
         self.template_options: list[Any] = []
         self.resets, self.closed, self.delay_s = 0, False, delay_s
         self.tokenizer, self.chat_template, self.context_length = tokenizer, FakeTemplate(), 4096
+        self.remarks: tuple[str, ...] = ()
         self.plan = SimpleNamespace(line=lambda: "plan: 1.0 GB dense, 2.0 GB experts")
 
     def new_session(self) -> FakeSession:

@@ -134,6 +134,12 @@ def test_run_passes_the_switch_for_thinking_on(home: Path) -> None:
         assert result.exit_code == FAILED and len(result.stderr.splitlines()) <= 2
 
 
+def test_what_is_unusual_about_a_model_is_said_beside_its_plan(home: Path) -> None:
+    engine = FakeEngine("x")
+    engine.remarks = ("the model has no chat template; conversations are written in the format 'chatml'",)
+    assert run(home, engine, "-p", "Hi").stderr.splitlines()[1] == engine.remarks[0]
+
+
 def test_run_without_a_chat_template_says_so(home: Path) -> None:
     engine = FakeEngine("x")
     engine.chat_template = None

@@ -133,6 +133,12 @@ def test_tools_and_template_options_reach_the_template(engine):
         session.generate("ab", template_options={"enable_thinking": False})
 
 
+def test_a_builtin_template_is_remarked_on(engine):
+    assert engine.remarks == ()
+    engine.chat_template.builtin = "chatml"
+    assert "no chat template; conversations are written in the format 'chatml'" in engine.remarks[0]
+
+
 def test_without_tokenizer_or_template(engine):
     engine.chat_template = None
     with pytest.raises(TemplateError, match="no chat template"):
