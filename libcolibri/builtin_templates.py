@@ -47,7 +47,9 @@ SOURCES = {
     ),
     "deepseek": (
         "{{ bos_token }}{% for m in messages %}{% if m.role == 'system' %}{{ m.content }}"
-        "{% elif m.role == 'user' %}<｜User｜>{{ m.content }}{% else %}<｜Assistant｜>{{ m.content }}<｜end▁of▁sentence｜>{% endif %}{% endfor %}" + _OPEN + "<｜Assistant｜>{% endif %}"
+        "{% elif m.role == 'user' %}<｜User｜>{{ m.content }}"
+        "{% else %}<｜Assistant｜>{{ m.content }}<｜end▁of▁sentence｜>{% endif %}{% endfor %}"
+        + _OPEN + "<｜Assistant｜>{% endif %}"
     ),
     "tulu": (
         "{{ bos_token }}{% for m in messages %}<|{{ m.role }}|>\n{{ m.content }}{{ eos_token if m.role == 'assistant' }}\n{% endfor %}"
@@ -63,9 +65,14 @@ _MARKERS = {  # a token that only this format has -> the format
     "<｜User｜>": "deepseek",
     "[INST]": "mistral",
 }
-_FAMILIES = {
-    **{"llama": "llama2", "mistral": "mistral", "mixtral": "mistral"},
-    **{"phi3": "phi3", "phimoe": "phi3", "olmoe": "tulu", "olmo2": "tulu"},
+_FAMILIES = {  # families whose vocabularies hold no markers of their format
+    "llama": "llama2",
+    "mistral": "mistral",
+    "mixtral": "mistral",
+    "phi3": "phi3",
+    "phimoe": "phi3",
+    "olmoe": "tulu",
+    "olmo2": "tulu",
 }
 
 
