@@ -34,12 +34,29 @@ def encode_messages(messages: Any, tokenizer: Any, template: Any, tools: Any, op
     if template is None:
         raise TemplateError("this model has no chat template: give the prompt as text, or convert a model that has one")
     marked, contents = set_apart(messages, tokenizer)
-    rendered = template.render(marked, add_generation_prompt=True, **({"tools": tools} if tools else {}), **options)
+    variables = {**({"tools": tools} if tools else {}), **options}
+    rendered = template.render(marked, add_generation_prompt=True, **variables)
     token_ids: list[int] = []
     for i, piece in enumerate(_MARK.split(rendered)):  # template text, number of a content, template text, ...
         token_ids += tokenizer.encode(contents[int(piece)]) if i % 2 else tokenizer.encode(piece, special=True)
     sections = sections_of(template.source, tools=bool(tools))
-    return EncodedPrompt(tokenizer.with_bos(token_ids), sections, open_section(sections, rendered))
+    inside = open_section(sections, _opening_of_answer(template, marked, variables, rendered)) if sections else None
+    return EncodedPrompt(tokenizer.with_bos(token_ids), sections, inside)
+
+
+def _opening_of_answer(template: Any, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any], rendered: str) -> str:
+    """The end of a rendered conversation with which the model's turn begins.
+
+    What comes before it was written by people and documents: a <think> there opens nothing.
+    """
+    try:
+        without = template.render(messages, add_generation_prompt=False, **variables)
+    except TemplateError:  # some templates refuse a conversation that ends with the user's turn
+        without = ""
+    if without and rendered.startswith(without):
+        return rendered[len(without) :]
+    last = str(messages[-1].get("content") or "").strip()
+    return rendered[rendered.rfind(last) + len(last) :] if last in rendered else rendered
 
 
 def set_apart(messages: Sequence[Mapping[str, Any]], tokenizer: Any) -> tuple[list[Mapping[str, Any]], list[str]]:

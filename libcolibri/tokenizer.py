@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from .errors import TokenizerError
 from .tokenizer_json import JsonEncoder, parse_tokenizer_json
 from .tokenizer_pieces import PieceTable
-from .tokenizer_sentencepiece import SentencePieceEncoder, unigram_encoder
+from .tokenizer_sentencepiece import AddedToken, SentencePieceEncoder, added_tokens_beside, unigram_encoder
 
 
 @contextmanager
@@ -80,7 +80,9 @@ class Tokenizer:
             "add_bos": bool(entry.get("add_bos")),
         }
         try:
-            return cls.from_sentencepiece(data, **keys) if path.suffix == ".model" else cls.from_json(data, **keys)
+            if path.suffix == ".model":
+                return cls.from_sentencepiece(data, added_tokens_beside(Path(model_dir)), **keys)
+            return cls.from_json(data, **keys)
         except TokenizerError as error:
             raise TokenizerError(f"{path}: {error}") from error
 
@@ -94,9 +96,9 @@ class Tokenizer:
             return cls(encoder, pieces, **keys)
 
     @classmethod
-    def from_sentencepiece(cls, data: bytes, **keys: Any) -> "Tokenizer":
-        """From the bytes of a SentencePiece .model."""
-        encoder = SentencePieceEncoder(data)
+    def from_sentencepiece(cls, data: bytes, added: Sequence[AddedToken] = (), **keys: Any) -> "Tokenizer":
+        """From the bytes of a SentencePiece .model, and tokens that other files add to it."""
+        encoder = SentencePieceEncoder(data, added=added)
         return cls(encoder, encoder.pieces(), **keys)
 
     def encode(self, text: str, *, special: bool = False) -> list[int]:

@@ -17,6 +17,7 @@ from .sentencepiece_model import unigram_model
 from .tokenizer import Tokenizer
 from .tokenizer_json import parse_tokenizer_json
 from .tokenizer_pieces import METASPACE
+from .tokenizer_sentencepiece import added_tokens_beside
 
 _NORMAL, _UNKNOWN, _CONTROL, _USER, _UNUSED, _BYTE = 1, 2, 3, 4, 5, 6
 
@@ -342,7 +343,7 @@ def _json_object(path: Path) -> dict[str, Any]:
 def _special_ids(path: Path) -> tuple[dict[str, int], dict[str, Any]]:
     """(spelling -> id of the tokens that may be special, the parsed tokenizer.json or {})."""
     if path.suffix != ".json":
-        tokenizer = Tokenizer.from_sentencepiece(path.read_bytes())
+        tokenizer = Tokenizer.from_sentencepiece(path.read_bytes(), added_tokens_beside(path.parent))
         return {token: i for i in range(tokenizer.vocab_size) if re.fullmatch(r"[<\[].*[>\]]", token := tokenizer.spelling(i) or "")}, {}
     try:
         parsed = parse_tokenizer_json(path.read_bytes())

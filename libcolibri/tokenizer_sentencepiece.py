@@ -4,10 +4,12 @@ In: the bytes of a model. Out: an encoder, and the vocabulary for decoding.
 """
 
 import base64
+import json
 import re
 import unicodedata
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import sentencepiece
 
@@ -28,6 +30,14 @@ def unigram_encoder(tokenizer: Mapping[str, Any]) -> "SentencePieceEncoder":
     return SentencePieceEncoder(unigram_model_from_json(tokenizer, charsmap), control, composed)
 
 
+class AddedToken(NamedTuple):
+    """A token beside the model's own; special: plain text never yields it."""
+
+    id: int
+    content: str
+    special: bool
+
+
 def _character_map(data: bytes) -> sentencepiece.SentencePieceNormalizer:
     """The character map of a model alone: spaces are left to the encoding that follows."""
     return sentencepiece.SentencePieceNormalizer(
@@ -42,7 +52,7 @@ class SentencePieceEncoder:
                with a sound mark become two of them
     """
 
-    def __init__(self, data: bytes, control: Mapping[str, int] | None = None, composed: bool = False):
+    def __init__(self, data: bytes, control: Mapping[str, int] | None = None, composed: bool = False, added: Sequence[AddedToken] = ()):
         self._normalizer = _character_map(data) if composed else None
         self._processor = sentencepiece.SentencePieceProcessor()
         try:
@@ -52,16 +62,18 @@ class SentencePieceEncoder:
         self._ids = range(self._processor.GetPieceSize())
         if control is None:
             control = {self._processor.IdToPiece(i): i for i in self._ids if self._processor.IsControl(i)}
-        self._control, self.control_ids = control, frozenset(control.values())
-        self._pattern = re.compile("|".join(re.escape(piece) for piece in sorted(control, key=len, reverse=True)) or r"(?!)")
+        self._added = {token.content: token for token in added if token.id >= len(self._ids)}
+        ordinary = {token.content: token.id for token in self._added.values() if not token.special}
+        self._found = {False: ordinary, True: {**control, **{token.content: token.id for token in self._added.values()}}}
+        self.control_ids = frozenset(self._found[True].values()).difference(ordinary.values())
+        self._patterns = {special: _any_of(tokens) for special, tokens in self._found.items()}
 
     def encode(self, text: str, special: bool) -> list[int]:
-        if not special:
-            return self._plain(text)
+        """Ids of a text; special: control tokens spelled in it count as such."""
         ids: list[int] = []
         start = 0
-        for found in self._pattern.finditer(text):
-            ids += [*self._plain(text[start : found.start()]), self._control[found[0]]]
+        for found in self._patterns[special].finditer(text):
+            ids += [*self._plain(text[start : found.start()]), self._found[special][found[0]]]
             start = found.end()
         return ids + self._plain(text[start:])
 
@@ -78,4 +90,33 @@ class SentencePieceEncoder:
         # The model says nothing about its dummy prefix but in its normaliser; encoding one letter shows it.
         strip = processor.EncodeAsPieces("a")[0].startswith("\u2581")
         byte_tokens = any(processor.IsByte(i) for i in self._ids)
-        return PieceTable({i: processor.IdToPiece(i) for i in self._ids}, "metaspace", hidden=hidden, strip=strip, byte_tokens=byte_tokens)
+        pieces = {i: processor.IdToPiece(i) for i in self._ids} | {token.id: token.content for token in self._added.values()}
+        hidden |= {token.id for token in self._added.values() if token.special}
+        return PieceTable(pieces, "metaspace", hidden=hidden, strip=strip, byte_tokens=byte_tokens)
+
+
+def _any_of(tokens: Mapping[str, int]) -> re.Pattern[str]:
+    return re.compile("|".join(re.escape(token) for token in sorted(tokens, key=len, reverse=True)) or r"(?!)")
+
+
+def added_tokens_beside(folder: Path) -> list[AddedToken]:
+    """The tokens that tokenizer_config.json or added_tokens.json of a folder add to its .model; TokenizerError if malformed."""
+    for name, read in (("tokenizer_config.json", _from_config), ("added_tokens.json", _from_list)):
+        path = folder / name
+        if not path.is_file():
+            continue
+        try:
+            if found := read(json.loads(path.read_bytes())):
+                return found
+        except (ValueError, AttributeError, KeyError, TypeError) as error:
+            raise TokenizerError(f"{path}: its added tokens cannot be read ({type(error).__name__}: {error})") from error
+    return []
+
+
+def _from_config(config: Any) -> list[AddedToken]:
+    listed = config.get("added_tokens_decoder") or {}
+    return [AddedToken(int(i), str(token["content"]), bool(token.get("special", True))) for i, token in listed.items()]
+
+
+def _from_list(tokens: Any) -> list[AddedToken]:
+    return [AddedToken(int(i), str(content), True) for content, i in tokens.items()]

@@ -7,8 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from libcolibri.chat_template import ChatTemplate
 from libcolibri.engine import Engine
 from libcolibri.errors import ColibriError, ConfigError, ContextLengthError, FormatError, TemplateError, TokenizerError
+from libcolibri.prompt_encoder import encode_messages
 from libcolibri.session import Session
 from tests.fake_decoder import FakeTokenizer, ForgetfulDecoder, ScriptSampler, fake_parts, toy_logits
 from tests.tiny_model import edit_manifest, make_model
@@ -117,6 +119,24 @@ def test_reasoning_is_no_part_of_the_answer(engine):
     assert ["".join(getattr(step, name) for step in steps) for name in ("reasoning", "text", "tool_call")] == ["well", "four", ""]
     raw = list(engine.new_session().generate("ab", ScriptSampler([1, 2, 3, 4, 47])))
     assert "".join(step.text for step in raw) == "<think>well</think>\nfour"
+
+
+def test_a_marker_in_a_question_opens_nothing():
+    template = ChatTemplate("{% for m in messages %}[{{ m.content }}]{% endfor %}{% if add_generation_prompt %}A<think>{% endif %}")
+    question, tokenizer = [{"role": "user", "content": "what is <think>?"}], FakeBytes()
+    assert encode_messages(question, tokenizer, template, None, {}).inside is not None
+    for source in ("[{{ messages[0].content }}]{% if add_generation_prompt %}A{% endif %}", "{{ messages[0].content }}A{# <think> #}"):
+        assert encode_messages(question, tokenizer, ChatTemplate(source + "{# <think> #}"), None, {}).inside is None
+
+
+class FakeBytes:
+    """A tokenizer of bytes."""
+
+    def encode(self, text, *, special=False):
+        return list(text.encode())
+
+    def with_bos(self, token_ids):
+        return token_ids
 
 
 class Spelling(dict):

@@ -109,6 +109,24 @@ def test_sentencepiece_folder(tmp_path):
     assert (entry["file"], entry["bos_token_id"], entry["eos_token_ids"], entry["add_bos"]) == ("tokenizer.model", 1, [2], True)
 
 
+@pytest.mark.parametrize("name", ["tokenizer_config.json", "added_tokens.json"])
+def test_tokens_added_to_a_sentencepiece_model(tmp_path, name):
+    (tmp_path / "tokenizer.model").write_bytes((FIXTURES / "sentencepiece.model").read_bytes())
+    added = ((1, "<s>", True), (700, "<|end|>", True), (701, "<x>", False))
+    decoder = {str(i): {"content": content, "special": special} for i, content, special in added}
+    config = {"added_tokens_decoder": decoder} if name == "tokenizer_config.json" else {"<|end|>": 700}
+    (tmp_path / name).write_text(json.dumps(config))
+    entry = tokenizer_entry_from_folder(tmp_path)
+    assert 700 in entry["eos_token_ids"]
+    tokenizer = Tokenizer.load(tmp_path, entry)
+    plain = tokenizer.encode("a")
+    assert tokenizer.encode("a<|end|>", special=True) == [*plain, 700]
+    assert 700 not in tokenizer.encode("a<|end|>") and tokenizer.vocab_size > 700
+    assert tokenizer.decode([*plain, 700]) == "a"
+    if name == "tokenizer_config.json":
+        assert tokenizer.encode("a<x>") == [*plain, 701] and tokenizer.decode([*plain, 701]) == "a<x>"
+
+
 def test_folder_without_tokenizer_says_what_it_found(tmp_path):
     with pytest.raises(TokenizerError, match="found none"):
         tokenizer_entry_from_folder(tmp_path)
