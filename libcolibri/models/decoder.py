@@ -39,6 +39,9 @@ class Experts(ResidentExperts, Protocol):
     def end_pass(self, routed: Mapping[int, np.ndarray]) -> None:
         """A forward pass has ended. routed: by layer, the experts of each token, int64 (T, K)."""
 
+    def begin(self, layer: int, expert_ids: np.ndarray, busy: np.ndarray) -> None:
+        """Start to read missing experts while the `busy` ones are computed; `bring_in` of the layer follows."""
+
     def bring_in(self, layer: int, expert_ids: np.ndarray) -> None:
         """Make at least one of the experts resident, as many as fit; others of any layer may be evicted."""
 
@@ -167,9 +170,15 @@ class Decoder:
     def _run(self, recorded: "_Recorded") -> None:
         at = 0
         while (at := self.team.run(recorded.program, at)) < len(recorded.program):
-            layer, state, at = recorded.faults[at]
+            layer, state, wave = recorded.faults[at]
+            missing, ready = (experts[1 : 1 + experts[0]].copy() for experts in (state.missing, state.ready))
             assert self.experts is not None
-            self.experts.bring_in(layer, state.missing[1 : 1 + state.missing[0]].copy())
+            if at == wave and len(ready):
+                self.experts.begin(layer, missing, ready)
+                at = wave + 1
+            else:
+                self.experts.bring_in(layer, missing)
+                at = wave
 
     def _logits(self, tokens: slice) -> np.ndarray:
         """float32 (n, V) of n <= LOGITS_CHUNK_TOK tokens of the residual stream."""
