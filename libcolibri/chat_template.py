@@ -29,7 +29,7 @@ class ChatTemplate:
 
     Attributes
     ----------
-    source : the template (the default one)
+    source : the text of all variants
     variables : names it reads that can be given as options
     builtin : the name of this library's template that stands in for the model's missing one, None for the model's own
     """
@@ -42,8 +42,8 @@ class ChatTemplate:
             raise TemplateError(f"the chat template has the variants {', '.join(sources) or '(none)'}, expected one named default")
         environment = Environment()
         self._templates = {name: _compile(environment, name, text) for name, text in sources.items()}
-        self.source = sources["default"]
-        self.variables = _variables_of(environment, self.source)
+        self.source = "\n".join(sources.values())
+        self.variables = _variables_of(environment, sources["default"])
         self.builtin = builtin
         self.bos_token, self.eos_token = bos_token or "", eos_token or ""
 
@@ -150,17 +150,18 @@ def _checked_message(message: Mapping[str, Any]) -> dict[str, Any]:
 
 def _find_source(folder: Path, config: Mapping[str, Any]) -> str | dict[str, str] | None:
     file = folder / "chat_template.jinja"
-    if file.is_file():
-        try:
-            return file.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise TemplateError(f"{file}: cannot be read as UTF-8 ({error})") from error
     source = _json_object(folder / "chat_template.json").get("chat_template", config.get("chat_template"))
     if isinstance(source, list):
-        return {str(variant.get("name")): str(variant.get("template")) for variant in source if isinstance(variant, dict)}
-    if source is None or isinstance(source, str):
+        source = {str(variant.get("name")): str(variant.get("template")) for variant in source if isinstance(variant, dict)}
+    elif source is not None and not isinstance(source, str):
+        raise TemplateError(f"{folder}: chat_template is a {type(source).__name__}, expected text")
+    if not file.is_file():
         return source or None
-    raise TemplateError(f"{folder}: chat_template is a {type(source).__name__}, expected text")
+    try:
+        text = file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise TemplateError(f"{file}: cannot be read as UTF-8 ({error})") from error
+    return {**source, "default": text} if isinstance(source, dict) else text
 
 
 def _json_object(path: Path) -> dict[str, Any]:

@@ -4,13 +4,13 @@ In:  a model directory, targets of exactly expert_bytes each
 Out: filled targets; ExpertReadError naming file, layer and expert
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from .errors import ExpertReadError
-from .file_reader import FileReader, ParallelReader, ReadRequest
+from .file_reader import FileReader, ParallelReader, ReadRequest, Reads
 from .format import Manifest, expert_offsets
 
 READ_THREADS = 4
@@ -22,7 +22,7 @@ class ExpertStore:
     drop_page_cache   ask the system to forget its own copy after each read: set when the files do not fit into memory beside the cache,
                       where a second copy of what was just read would only push out something needed
 
-    One `read` at a time (the engine's forward lock sees to it); inside it several threads read in parallel.
+    One caller at a time (the engine's forward lock sees to it); several threads read in parallel.
     """
 
     def __init__(self, model_dir: Path, manifest: Manifest, *, drop_page_cache: bool = False, threads: int = READ_THREADS):
@@ -46,15 +46,24 @@ class ExpertStore:
         """Bytes of all experts of all layers."""
         return sum(self.expert_bytes[layer] * self.num_experts[layer] for layer in self.expert_bytes)
 
-    def read(self, layer: int, expert_ids: Sequence[int], targets: Sequence[np.ndarray]) -> None:
-        """Fill targets[i] (uint8 (expert_bytes,), aligned to 4096) with expert expert_ids[i] of `layer`, all in parallel.
+    def start(self, layer: int, expert_ids: Sequence[int], targets: Sequence[np.ndarray]) -> Callable[[], None]:
+        """Begin to fill targets[i] (uint8 (expert_bytes,), aligned to 4096) with expert expert_ids[i] of `layer`, all in parallel.
 
-        A read that fails is tried once more, since a drive's or a network share's hiccup often passes.
-        Raises ExpertReadError; then the targets' contents are undefined. No read is in flight afterwards.
+        Returns what waits for them: a call that must be made, once. A read that fails is tried once more in it, since a drive's or a
+        network share's hiccup often passes. It raises ExpertReadError; then the targets' contents are undefined. No read is in flight
+        after it.
         """
         file = self._files[layer]
         requests = [self._request(file, layer, expert, target) for expert, target in zip(expert_ids, targets, strict=True)]
-        failed = self._reader.read(requests)
+        reads = self._reader.start(requests)
+        return lambda: self._finish(file, requests, reads)
+
+    def read(self, layer: int, expert_ids: Sequence[int], targets: Sequence[np.ndarray]) -> None:
+        """`start`, and wait for it."""
+        self.start(layer, expert_ids, targets)()
+
+    def _finish(self, file: FileReader, requests: list[ReadRequest], reads: Reads) -> None:
+        failed = reads.wait()
         if failed:
             failed = self._reader.read([request for request, _ in failed])
         for request, error in failed:

@@ -73,22 +73,35 @@ class ParallelReader:
     def __init__(self, threads: int = 4):
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="colibri-read")
 
+    def start(self, requests: Iterable[ReadRequest]) -> "Reads":
+        """Begin all requests and return at once."""
+        pieces = [(request, *piece) for request in requests for piece in _pieces(request)]
+        return Reads([(self._pool.submit(request.file.read_into, view, offset), request) for request, view, offset in pieces])
+
     def read(self, requests: Iterable[ReadRequest]) -> list[tuple[ReadRequest, OSError]]:
         """Carry out all requests; returns those that failed, once each, with the error. Every read has ended on return."""
-        pieces = [
-            (self._pool.submit(request.file.read_into, view, offset), request) for request in requests for view, offset in _pieces(request)
-        ]
-        wait([future for future, _ in pieces])
-        failed: dict[int, tuple[ReadRequest, OSError]] = {}
-        for future, request in pieces:
-            error = _os_error(future)
-            if error is not None:
-                failed.setdefault(id(request), (request, error))
-        return list(failed.values())
+        return self.start(requests).wait()
 
     def close(self) -> None:
         """Wait for reads in flight and end the threads."""
         self._pool.shutdown(wait=True)
+
+
+class Reads:
+    """Requests in flight; their targets belong to them until `wait` returns."""
+
+    def __init__(self, pieces: list[tuple[Future, ReadRequest]]):
+        self._pieces = pieces
+
+    def wait(self) -> list[tuple[ReadRequest, OSError]]:
+        """The requests that failed, once each, with the error. Every read has ended on return."""
+        wait([future for future, _ in self._pieces])
+        failed: dict[int, tuple[ReadRequest, OSError]] = {}
+        for future, request in self._pieces:
+            error = _os_error(future)
+            if error is not None:
+                failed.setdefault(id(request), (request, error))
+        return list(failed.values())
 
 
 def _pieces(request: ReadRequest) -> Iterable[tuple[memoryview, int]]:

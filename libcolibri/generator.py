@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
+from .errors import PassCancelled
 from .stats import GenerationStats
 from .text_filter import Piece, TextFilter
 
@@ -46,7 +47,7 @@ class TokenSampler(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """When a generation ends. `cancel` is looked at before every forward pass."""
+    """When a generation ends. `cancel` is looked at before every forward pass, and in prefill while experts are read."""
 
     max_tokens: int | None
     end_ids: frozenset[int]
@@ -92,13 +93,16 @@ class Generation:
         for start, end in self._session.passes(reused, len(self._prompt)):
             if self._limits.cancelled:
                 return None
-            logits = self._forward(self._prompt[start:end], prefill=True, last=end == len(self._prompt))
+            try:
+                logits = self._forward(self._prompt[start:end], prefill=True, last=end == len(self._prompt))
+            except PassCancelled:
+                return None
             yield Step("", None, None, self.stats)
         return None if self._limits.cancelled else logits
 
     def _forward(self, token_ids: list[int], *, prefill: bool, last: bool) -> np.ndarray | None:
         with self._session.using(self._turn):
-            done = self._session.extend(token_ids, "last" if last else "none")
+            done = self._session.extend(token_ids, "last" if last else "none", self._limits.cancel if prefill else None)
         old = self.stats
         self.stats = replace(
             old,

@@ -195,16 +195,16 @@ class Session:
         self._mark = len(token_ids) - MARK_TOK if self._state.forgets and len(token_ids) - kept > MARK_TOK else len(token_ids)
         return kept
 
-    def extend(self, token_ids: Sequence[int], logits: str = "none") -> "Pass":
+    def extend(self, token_ids: Sequence[int], logits: str = "none", cancel: threading.Event | None = None) -> "Pass":
         """Evaluate tokens after the state's end; what `tokens` had from there on is replaced by them.
 
-        logits   "none", "last" or "all", as in Engine.forward
+        logits, cancel   as in Engine.forward; after PassCancelled the next call must be `rewind_to`
         """
         if self._state.n_tok + len(token_ids) > self._engine.context_length:
             raise ContextLengthError(self._state.n_tok + len(token_ids), self._engine.context_length)
         # Tokens first: should the pass be interrupted, the state still covers only what `tokens` holds.
         self.tokens[self._state.n_tok :] = token_ids
-        done = self._engine.forward(self._state, token_ids, logits)
+        done = self._engine.forward(self._state, token_ids, logits, cancel)
         if self._state.n_tok == self._mark:
             self._state.snapshot()
         return done

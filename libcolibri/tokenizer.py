@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from .errors import TokenizerError
 from .tokenizer_json import JsonEncoder, parse_tokenizer_json
 from .tokenizer_pieces import PieceTable
-from .tokenizer_sentencepiece import AddedToken, SentencePieceEncoder, added_tokens_beside, unigram_encoder
+from .tokenizer_sentencepiece import AddedToken, SentencePieceEncoder, added_tokens_beside
 
 
 @contextmanager
@@ -92,13 +92,12 @@ class Tokenizer:
         with _collector_paused():
             tokenizer = parse_tokenizer_json(data)
             pieces = PieceTable.from_tokenizer_json(tokenizer)
-            encoder: _Encoder = unigram_encoder(tokenizer) if tokenizer["model"]["type"] == "Unigram" else JsonEncoder(tokenizer)
-            return cls(encoder, pieces, **keys)
+            return cls(JsonEncoder(tokenizer), pieces, **keys)
 
     @classmethod
     def from_sentencepiece(cls, data: bytes, added: Sequence[AddedToken] = (), **keys: Any) -> "Tokenizer":
         """From the bytes of a SentencePiece .model, and tokens that other files add to it."""
-        encoder = SentencePieceEncoder(data, added=added)
+        encoder = SentencePieceEncoder(data, added)
         return cls(encoder, encoder.pieces(), **keys)
 
     def encode(self, text: str, *, special: bool = False) -> list[int]:

@@ -12,10 +12,10 @@ import regex
 
 from .errors import TokenizerError
 from .tokenizer_pieces import METASPACE
+from .word_cache import WordCache
 
 _NO_MERGE = 1 << 62
 _LONG_WORD_TOK = 100  # from here on a heap is faster than looking through all pairs
-_KEPT_WORDS, _KEPT_WORD_CHARS = 100_000, 64
 
 
 class WordModel(Protocol):
@@ -119,18 +119,11 @@ class BpeModel:
         self._unknown = unknown if unknown in vocab else None
         self._fuse_unknown, self._byte_fallback = fuse_unknown, byte_fallback
         self._letters = {token for token in vocab if len(token) == 1}
-        self._seen: dict[str, Sequence[int]] = {}
+        self._seen = WordCache()
 
     def ids_of(self, word: str) -> Sequence[int]:
         """Ids of one word."""
-        found = self._seen.get(word)
-        if found is None:
-            found = self._encode(word)
-            if len(word) <= _KEPT_WORD_CHARS:
-                if len(self._seen) >= _KEPT_WORDS:
-                    self._seen.clear()
-                self._seen[word] = found
-        return found
+        return self._seen.get(word, self._encode)
 
     def _encode(self, word: str) -> Sequence[int]:
         if self._whole_words and (whole := self._vocab.get(word)) is not None and whole not in self._hidden:

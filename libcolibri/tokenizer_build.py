@@ -83,6 +83,9 @@ class _Metadata:
             raise TokenizerError(f"the GGUF file has no {key}: it holds no tokenizer that can be rebuilt")
         return _text(self._metadata[key])
 
+    def optional_text(self, key: str) -> str | None:
+        return _text(self._metadata[key]) if key in self._metadata else None
+
     def texts(self, key: str) -> list[str]:
         if key not in self._metadata:
             raise TokenizerError(f"the GGUF file has no {key}: its tokenizer is incomplete")
@@ -267,6 +270,15 @@ def _wordpiece(reader: _Metadata, vocabulary: _Vocabulary) -> tuple[dict[str, An
     }, False
 
 
+def _template_variants(reader: _Metadata) -> list[dict[str, str]]:
+    """The chat templates of a file that has one for conversations with tools, as tokenizer_config.json lists them."""
+    tool_use = reader.optional_text("tokenizer.chat_template.tool_use")
+    default = reader.optional_text("tokenizer.chat_template")
+    if tool_use is None or default is None:
+        return []
+    return [{"name": "default", "template": default}, {"name": "tool_use", "template": tool_use}]
+
+
 def _tokenizer_config(reader: _Metadata, vocabulary: _Vocabulary, add_bos: bool) -> dict[str, Any]:
     bos = reader.integer("tokenizer.ggml.bos_token_id")
     config: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast"}
@@ -283,6 +295,8 @@ def _tokenizer_config(reader: _Metadata, vocabulary: _Vocabulary, add_bos: bool)
         token = vocabulary.token(reader.integer(f"tokenizer.ggml.{key}_token_id"))
         if token is not None:
             config[f"{name}_token"] = token
+    if variants := _template_variants(reader):
+        config["chat_template"] = variants
     return config
 
 

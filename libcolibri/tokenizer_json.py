@@ -14,6 +14,7 @@ from .tokenizer_bpe import BpeModel, Merges, WordModel, WordPieceModel, word_sta
 from .tokenizer_normalizers import Normalizer, make_normalizer
 from .tokenizer_pieces import is_byte_level
 from .tokenizer_splits import Splitter, spell_bytes
+from .tokenizer_unigram import UnigramModel
 
 # Chat formats mark turns with such tokens. Some vocabularies list them as ordinary added tokens, which any text may
 # produce; here they count as control tokens, so that a document cannot open a turn of its own.
@@ -54,7 +55,7 @@ def _vocab_is_sound(kind: str, vocab: Any) -> bool:
 
 
 class JsonEncoder:
-    """Encoding of a BPE or WordPiece tokenizer.json. The ids are those of Hugging Face's tokenizers without its post-processor."""
+    """Encoding of a tokenizer.json. The ids are those of Hugging Face's tokenizers without its post-processor."""
 
     def __init__(self, tokenizer: Mapping[str, Any]):
         added: Sequence[Mapping[str, Any]] = tokenizer.get("added_tokens") or []
@@ -93,6 +94,8 @@ class JsonEncoder:
 def _model_of(tokenizer: Mapping[str, Any], control_ids: frozenset[int]) -> tuple[WordModel, "regex.Pattern[str] | None"]:
     """(the model, where its words may be cut further)."""
     model = tokenizer["model"]
+    if model["type"] == "Unigram":
+        return UnigramModel(model, control_ids), None
     vocab, unknown = model["vocab"], model.get("unk_token")
     if model["type"] == "WordPiece":
         return WordPieceModel(vocab, unknown, int(model.get("max_input_chars_per_word", 100)), control_ids), None

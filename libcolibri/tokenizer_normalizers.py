@@ -11,6 +11,7 @@ import regex
 
 from .errors import TokenizerError
 from .tokenizer_pieces import steps
+from .tokenizer_unigram import CharacterMap
 from .unicode_tables import MARKS, NEW_TO_NORMALISATION, UNSEEN, unicode_class
 
 Normalizer = Callable[[str], str]
@@ -59,7 +60,7 @@ def _make(step: Mapping[str, Any]) -> Normalizer:
         case "BertNormalizer":
             return _bert(step)
         case "Precompiled":
-            raise TokenizerError("has a precompiled character map, supported only for Unigram models")
+            return CharacterMap.from_step(step)
         case other:
             raise TokenizerError(f"has a normalizer {other!r}, which is not supported")
 

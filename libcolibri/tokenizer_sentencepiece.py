@@ -1,12 +1,10 @@
-"""Encoding by the sentencepiece library: .model files, and Unigram vocabularies of a tokenizer.json.
+"""Encoding of .model files by the sentencepiece library.
 
 In: the bytes of a model. Out: an encoder, and the vocabulary for decoding.
 """
 
-import base64
 import json
 import re
-import unicodedata
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,20 +12,7 @@ from typing import Any, NamedTuple
 import sentencepiece
 
 from .errors import TokenizerError
-from .sentencepiece_model import unigram_model_from_json
-from .tokenizer_pieces import PieceTable, steps
-
-
-def unigram_encoder(tokenizer: Mapping[str, Any]) -> "SentencePieceEncoder":
-    """The encoder of a tokenizer.json with a Unigram model."""
-    maps = [step["precompiled_charsmap"] for step in steps(tokenizer.get("normalizer"), "normalizers") if step.get("type") == "Precompiled"]
-    try:
-        charsmap = base64.b64decode(maps[0], validate=True) if maps else b""
-    except ValueError as error:
-        raise TokenizerError(f"has a character map that is not base64 ({error})") from error
-    control = {token["content"]: token["id"] for token in tokenizer.get("added_tokens") or () if token.get("special")}
-    composed = any(step.get("type") == "NFC" for step in steps(tokenizer.get("normalizer"), "normalizers"))
-    return SentencePieceEncoder(unigram_model_from_json(tokenizer, charsmap), control, composed)
+from .tokenizer_pieces import PieceTable
 
 
 class AddedToken(NamedTuple):
@@ -38,30 +23,17 @@ class AddedToken(NamedTuple):
     special: bool
 
 
-def _character_map(data: bytes) -> sentencepiece.SentencePieceNormalizer:
-    """The character map of a model alone: spaces are left to the encoding that follows."""
-    return sentencepiece.SentencePieceNormalizer(
-        model_proto=data, add_dummy_prefix=False, escape_whitespaces=False, remove_extra_whitespaces=False
-    )
-
-
 class SentencePieceEncoder:
-    """Encoding by sentencepiece, with control tokens found by their spelling when the caller asks for them.
+    """Encoding by sentencepiece, with control tokens found by their spelling when the caller asks for them, `added` ones too."""
 
-    composed   what the model's character map gives is composed (NFC): the map knows single characters only, and halfwidth kana
-               with a sound mark become two of them
-    """
-
-    def __init__(self, data: bytes, control: Mapping[str, int] | None = None, composed: bool = False, added: Sequence[AddedToken] = ()):
-        self._normalizer = _character_map(data) if composed else None
+    def __init__(self, data: bytes, added: Sequence[AddedToken] = ()):
         self._processor = sentencepiece.SentencePieceProcessor()
         try:
             self._processor.LoadFromSerializedProto(data)
         except RuntimeError as error:
             raise TokenizerError(f"is not a SentencePiece model ({str(error).splitlines()[0]})") from error
         self._ids = range(self._processor.GetPieceSize())
-        if control is None:
-            control = {self._processor.IdToPiece(i): i for i in self._ids if self._processor.IsControl(i)}
+        control = {self._processor.IdToPiece(i): i for i in self._ids if self._processor.IsControl(i)}
         self._added = {token.content: token for token in added if token.id >= len(self._ids)}
         ordinary = {token.content: token.id for token in self._added.values() if not token.special}
         self._found = {False: ordinary, True: {**control, **{token.content: token.id for token in self._added.values()}}}
@@ -79,8 +51,6 @@ class SentencePieceEncoder:
 
     def _plain(self, text: str) -> list[int]:
         text.encode()  # sentencepiece would read lone surrogates as garbage; this raises instead
-        if self._normalizer is not None:
-            text = unicodedata.normalize("NFC", self._normalizer.normalize(text))
         return self._processor.EncodeAsIds(text) if text else []
 
     def pieces(self) -> PieceTable:

@@ -86,7 +86,7 @@ class FakeDecoder:
         assert context_length == self.context_length
         return self.state_type(context_length)
 
-    def forward(self, state: FakeState, token_ids: np.ndarray, logits: str = "last"):
+    def forward(self, state: FakeState, token_ids: np.ndarray, logits: str = "last", cancel=None):
         assert token_ids.dtype == np.int64 and 1 <= len(token_ids) <= self.max_chunk_tok and not self.team.closed
         assert state.n_tok + len(token_ids) <= state.context_length
         assert self.inside == 0, "two forward passes at once"

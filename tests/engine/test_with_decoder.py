@@ -1,15 +1,17 @@
 """The engine over the real decoder: neither cache size, nor chunks, nor reuse, nor a saved session changes a bit."""
 
+import threading
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from libcolibri.cache_simulator import OPTIMUM, simulate
-from libcolibri.engine import Engine, Parts
+from libcolibri.engine import Engine, Parts, _longer_chunk
 from libcolibri.errors import ConfigError
 from libcolibri.eviction import POLICIES
 from libcolibri.expert_trace import read_trace
+from libcolibri.memory_plan import MemoryPlan
 from libcolibri.models.decoder import Decoder
 from libcolibri.models.state import SequenceState
 from libcolibri.perplexity import perplexity
@@ -67,6 +69,37 @@ def test_simulated_misses_are_those_of_the_cache(folder, engine, policy, tmp_pat
     run = simulate(read_trace(tmp_path / "trace"), policy, budget)
     assert (run.hits, run.misses, run.read_bytes) == (stats.hits, stats.misses, stats.read_bytes)
     assert stats.misses > simulate(read_trace(tmp_path / "trace"), OPTIMUM, budget).misses > 0
+
+
+def test_a_pass_over_streamed_experts_can_be_cancelled(folder, engine):
+    """The event is looked at while experts are missing; the session goes on as if nothing had been."""
+    expected = [s.token_id for s in engine.new_session().generate(PROMPT, max_tokens=4) if s.token_id is not None]
+    with Engine.open(folder, parts=real_parts(), expert_cache=1) as other:
+        session, cancel, bring_in = other.new_session(), threading.Event(), other.experts.bring_in
+
+        def cancel_later(*arguments):
+            bring_in(*arguments)
+            cancel.set()
+
+        other.experts.bring_in = cancel_later
+        steps = list(session.generate(PROMPT, max_tokens=4, cancel=cancel))
+        assert [step.finish_reason for step in steps] == ["cancelled"] and steps[0].stats.prefilled_tok == 0
+        other.experts.bring_in = bring_in
+        assert [s.token_id for s in session.generate(PROMPT, max_tokens=4) if s.token_id is not None] == expected
+
+
+def test_streamed_experts_make_chunks_longer(folder):
+    for cache, chunk in (("auto", 128), (1, 128), (3, 128)):  # the context is no longer than that
+        with Engine.open(folder, parts=real_parts(), expert_cache=cache) as other:
+            assert other.prefill_chunk == chunk
+    plans = {512: 80, 256: 95, 128: 100}
+    chosen = _longer_chunk(_plan_of(100), lambda tokens: _plan_of(plans[tokens]))
+    assert (chosen[0], chosen[1].experts) == (256, 95)
+    assert _longer_chunk(_plan_of(100), lambda tokens: _plan_of(10)) == (128, _plan_of(100))
+
+
+def _plan_of(experts: int) -> MemoryPlan:
+    return MemoryPlan(available=5000, dense=1, kv=1, activations=1, experts=experts, experts_total=1000, context_length=4096)
 
 
 def test_a_trace_that_cannot_be_written_is_named(folder, tmp_path):

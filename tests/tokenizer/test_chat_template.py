@@ -112,6 +112,10 @@ def test_load(tmp_path):
     (tmp_path / "chat_template.jinja").write_text("{{ bos_token }}{{ eos_token }}", encoding="utf-8")
     (tmp_path / "colibri.json").write_text(json.dumps({"tokenizer": {"bos_token": "<b>", "eos_token": "<e>"}}))
     assert ChatTemplate.load(tmp_path).render(USER) == "<s><e>"
+    config["chat_template"].append({"name": "tool_use", "template": "T"})
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    assert ChatTemplate.load(tmp_path).render(USER) == "<s><e>"  # the file is the default, the variants stay
+    assert ChatTemplate.load(tmp_path).render(USER, tools=[{}]) == "T"
     (tmp_path / "chat_template.jinja").write_bytes(b"\xff")
     with pytest.raises(TemplateError, match="UTF-8"):
         ChatTemplate.load(tmp_path)

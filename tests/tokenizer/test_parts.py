@@ -1,15 +1,18 @@
 """The parts of a tokenizer.json, each by itself."""
 
+import base64
 import json
 import random
 
 import pytest
+from colibri_converter.unigram import compile_charsmap
 
 from libcolibri.errors import TokenizerError
 from libcolibri.tokenizer import Tokenizer
 from libcolibri.tokenizer_bpe import BpeModel, Merges, word_starts
 from libcolibri.tokenizer_normalizers import make_normalizer
 from libcolibri.tokenizer_splits import Splitter
+from libcolibri.tokenizer_unigram import UnigramModel
 
 
 @pytest.mark.parametrize(
@@ -154,3 +157,41 @@ def test_added_tokens(token, text, expected):
 
 def test_the_longest_added_token_wins():
     assert added({"content": "<a"}, {"content": "<ab>"}).encode("<ab><ac") == [11, 10, 2]
+
+
+def charsmap(table: dict[str, str]) -> dict:
+    return {"type": "Precompiled", "precompiled_charsmap": base64.b64encode(compile_charsmap(table)).decode()}
+
+
+def test_character_map():
+    step = charsmap({"\ufb01": "fi", "\u2126": "\u03a9", "\u200b": ""})
+    assert make_normalizer(step)("a\ufb01 \u2126\u200bx") == "afi \u03a9x"
+    cluster = "\u2126\u0301"  # a short cluster is replaced as a whole, by what its beginning stands for
+    assert make_normalizer(step)(cluster) == "\u03a9"
+    assert make_normalizer(step | {"per_character": True})(cluster) == "\u03a9\u0301"
+
+
+@pytest.mark.parametrize("data", [b"", b"\xff\xff\xff\xff1234", b"\x03\0\0\0abcd"])
+def test_a_damaged_character_map_is_refused(data):
+    with pytest.raises(TokenizerError, match="character map"):
+        make_normalizer({"type": "Precompiled", "precompiled_charsmap": base64.b64encode(data).decode()})
+
+
+def unigram(**options) -> UnigramModel:
+    vocab = [["<unk>", 0.0], ["a", -1.0], ["b", -1.0], ["ab", -2.0], ["abc", -1.0], ["</s>", 0.0]]
+    vocab += [[f"<0x{byte:02X}>", -9.0] for byte in range(256)]
+    return UnigramModel({"vocab": vocab, "unk_id": 0, **options}, frozenset([5]))
+
+
+@pytest.mark.parametrize(
+    ("word", "expected"),
+    [("abc", [4]), ("aab", [1, 3]), ("b", [2]), ("axyb", [1, 0, 2]), ("x", [0]), ("", []), ("</s>", [0])],
+)
+def test_unigram_takes_the_most_probable_pieces(word, expected):
+    assert list(unigram().ids_of(word)) == expected  # "ab" is found before "a" and "b", which are as probable
+
+
+def test_unigram_with_bytes_for_unknown_characters():
+    assert list(unigram(byte_fallback=True).ids_of("aé")) == [1, 6 + 0xC3, 6 + 0xA9]
+    with pytest.raises(TokenizerError, match="unk_id"):
+        unigram(unk_id=None)

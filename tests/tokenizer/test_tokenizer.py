@@ -174,7 +174,7 @@ def test_threads_share_a_tokenizer():
         (lambda t: t.update(added_tokens=[{"id": "x"}]), "malformed added token"),
         (lambda t: t.update(decoder={"type": "CTC"}, pre_tokenizer=None), "CTC"),
         (lambda t: t.update(decoder=None, pre_tokenizer=None), "restores spaces"),
-        (lambda t: t.update(normalizer={"type": "Precompiled", "precompiled_charsmap": "AAAA"}), "precompiled character map"),
+        (lambda t: t.update(normalizer={"type": "Precompiled", "precompiled_charsmap": "AAAA"}), "character map"),
         (
             lambda t: t.update(pre_tokenizer={"type": "Split", "pattern": {"Regex": "("}, "behavior": "Isolated", "invert": False}),
             "refused",

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from libcolibri.chat_template import ChatTemplate
 from libcolibri.errors import TokenizerError
 from libcolibri.tokenizer import Tokenizer
 from libcolibri.tokenizer_build import chat_template_from_gguf, tokenizer_entry_from_folder, tokenizer_files_from_gguf
@@ -139,3 +140,11 @@ def test_chat_template():
     assert chat_template_from_gguf({"tokenizer.chat_template": "{{ 'ä' }}".encode()}) == "{{ 'ä' }}"
     assert chat_template_from_gguf({"tokenizer.chat_template": "x"}) == "x"
     assert chat_template_from_gguf({}) is None
+
+
+def test_template_for_tools(tmp_path):
+    files = tokenizer_files_from_gguf(
+        BYTE_LEVEL | {"tokenizer.chat_template": "{{ 1 }}", "tokenizer.chat_template.tool_use": "{{ tools | length }}"}
+    )
+    template = ChatTemplate.load(folder_of(tmp_path, files))
+    assert (template.render([]), template.render([], tools=[{}, {}])) == ("1", "2")
