@@ -162,7 +162,8 @@ def _join(path: Path, count: int) -> GgufFile:
     paths = [path.with_name(f"{name[1]}-{number:05d}-of-{count:05d}.gguf") for number in range(1, count + 1)]
     if missing := [part for part in paths if not part.is_file()]:
         raise SourceError(f"{missing[0]}: missing, {path.name} is one of {count} parts: the download is incomplete")
-    parts, tensors = [_read_one(part) for part in paths], {}
+    tensors: dict[str, GgufTensor] = {}
+    parts = [_read_one(part) for part in paths]
     for number, part in enumerate(parts):
         if part.metadata.get("split.count") != count or part.metadata.get("split.no") != number:
             says = f"part {part.metadata.get('split.no')} of {part.metadata.get('split.count')}"

@@ -3,101 +3,30 @@
 In: config.json as a dict, in either spelling, text model nested or not. Out: `ModelConfig`.
 """
 
+import importlib
 from collections.abc import Mapping
 from typing import Any
 
 from ..config import ModelConfig
 from ..errors import ConfigError
-from . import (
-    deepseek_v2,
-    deepseek_v3,
-    dots1,
-    ernie4_5_moe,
-    gemma2,
-    gemma3,
-    gemma4,
-    glm4_moe,
-    glm4_moe_lite,
-    glm_moe_dsa,
-    gpt_oss,
-    granite,
-    granitemoe,
-    granitemoehybrid,
-    granitemoeshared,
-    hunyuan_v1_moe,
-    hy_v3,
-    kimi_linear,
-    laguna,
-    lfm2,
-    lfm2_moe,
-    llama,
-    llama4,
-    mellum,
-    mimo_v2_flash,
-    minimax_m2,
-    mistral,
-    mixtral,
-    nemotron_h,
-    olmo2,
-    olmoe,
-    phi3,
-    phimoe,
-    qwen2,
-    qwen2_moe,
-    qwen3,
-    qwen3_5,
-    qwen3_5_moe,
-    qwen3_moe,
-    qwen3_next,
-    smollm3,
-)
 from .config_reader import HARMLESS, ConfigReader, KeyFinder
 from .family import Family
 
+# One module per family; a family may have relatives under other names in its module.
 _MODULES = (
-    deepseek_v2,
-    deepseek_v3,
-    dots1,
-    ernie4_5_moe,
-    gemma2,
-    gemma3,
-    gemma4,
-    glm4_moe,
-    glm4_moe_lite,
-    glm_moe_dsa,
-    gpt_oss,
-    granite,
-    granitemoe,
-    granitemoehybrid,
-    granitemoeshared,
-    hunyuan_v1_moe,
-    hy_v3,
-    kimi_linear,
-    laguna,
-    lfm2,
-    lfm2_moe,
-    llama,
-    llama4,
-    mellum,
-    mimo_v2_flash,
-    minimax_m2,
-    mistral,
-    mixtral,
-    nemotron_h,
-    olmo2,
-    olmoe,
-    phi3,
-    phimoe,
-    qwen2,
-    qwen2_moe,
-    qwen3,
-    qwen3_5,
-    qwen3_5_moe,
-    qwen3_moe,
-    qwen3_next,
-    smollm3,
-)
-FAMILIES: dict[str, Family] = {family.name: family for family in (*(module.FAMILY for module in _MODULES), deepseek_v3.KIMI_K2)}
+    "deepseek_v2", "deepseek_v3", "dots1", "ernie4_5_moe", "gemma2", "gemma3", "gemma4", "glm4_moe", "glm4_moe_lite", "glm_moe_dsa",
+    "gpt_oss", "granite", "granitemoe", "granitemoehybrid", "granitemoeshared", "hunyuan_v1_moe", "hy_v3", "kimi_linear", "laguna",
+    "lfm2", "lfm2_moe", "llama", "llama4", "mellum", "mimo_v2_flash", "minimax_m2", "mistral", "mixtral", "nemotron_h", "olmo2", "olmoe",
+    "phi3", "phimoe", "qwen2", "qwen2_moe", "qwen3", "qwen3_5", "qwen3_5_moe", "qwen3_moe", "qwen3_next", "smollm3",
+)  # fmt: skip
+
+
+def _load() -> dict[str, Family]:
+    modules = [importlib.import_module(f".{name}", __package__) for name in _MODULES]
+    return {family.name: family for module in modules for family in vars(module).values() if isinstance(family, Family)}
+
+
+FAMILIES = _load()
 
 # Families that people have, and what of theirs has no equations here.
 MISSING = {
