@@ -132,8 +132,13 @@ class Recorder:
         """A float32 operand, which goes by address."""
         return np.array([value], np.float32)
 
-    def activation(self, name: str, x: Rows, wanted: frozenset[str], norm: Norm | None = None) -> Activation:
-        """Norm (none: as it is) and rounding of x, in the wanted forms: "rows", "panels"."""
+    def activation(
+        self, name: str, x: Rows, wanted: frozenset[str], norm: Norm | None = None, *, settled: bool = False
+    ) -> Activation:  # fmt: skip
+        """Norm (none: as it is) and rounding of x, in the wanted forms: "rows", "panels".
+
+        settled   ranks may read each other's copies: they meet after it
+        """
         weight, epsilon = (None, 0.0) if norm is None else (padded_vector(norm.weight), norm.config.eps)
         rows, rows_stride, rows_private = self._row_target(x, wanted, weight)
         panels, panel_bytes, panels_private = None, x.cols // COLS * BLOCK, 0
@@ -150,7 +155,7 @@ class Recorder:
             self.n_tok, x.data, x.stride, x.cols, x.padded, 0 if weight is None else weight, self.scalar(epsilon), *row_slots,
             0 if panels is None else panels, panels_private, self.scratch, self.scratch_bytes,
         ]  # fmt: skip
-        self._record_norm(name, self.kernels.width, slots, None if norm is None else norm.bias, barrier=not self.private)
+        self._record_norm(name, self.kernels.width, slots, None if norm is None else norm.bias, barrier=settled or not self.private)
         return done
 
     def _record_norm(self, name: str, width: int, slots: list, bias: np.ndarray | None, *, barrier: bool = True) -> None:

@@ -55,7 +55,8 @@ class ParallelMoE(Block):
         router_norm = self._norm(site, "router_norm", site.x.cols**-0.5)
         router_input = r.activation("router norm", site.x, self.moe.router_wanted(site), router_norm)
         self.moe.record_routing(r, site, router_input)
-        x = r.activation("experts norm", site.x, self.moe.experts_wanted(site), self._norm(site, "experts_input_norm"))
+        norm = self._norm(site, "experts_input_norm")
+        x = r.activation("experts norm", site.x, self.moe.experts_wanted(site), norm, settled=True)
         self.moe.record_experts(r, site, x, site.rows("experts_out"), None)
         r.add_normed("experts", site.out, site.rows("experts_out"), self._norm(site, "experts_norm"), 1.0)
 
