@@ -13,8 +13,8 @@ import numpy as np
 from .errors import ConfigError
 
 DEFAULT_POLICY = "decayed_frequency"
-# After so many passes a use counts half. On simulated runs with favourite experts, with changing topics, and with both, 8 is never more than
-# 4 points of hit rate below the best half-life; 256 loses up to 17 where topics change, 4 loses 4 where they do not.
+# After so many passes a use counts half. On simulated runs with favourite experts, with changing topics, and with both, 8 is never more
+# than 4 points of hit rate below the best half-life; 256 loses up to 17 where topics change.
 HALF_LIFE_PASSES = 8.0
 
 
