@@ -26,7 +26,7 @@ VOCABULARIES = ("tokenizer.json", "tokenizer.model", "vocab.txt")
 TEKKEN = "tekken.json"
 RANK_FILES = ("tokenizer.model", "tiktoken.model", "*.tiktoken")
 TEMPLATE_NAME = "chat_template.jinja"
-NO_TOKENIZER_HINT = "add them, or convert without (--no-tokenizer); the model then takes token ids only"
+NO_TOKENIZER_HINT = "converting without is possible (--no-tokenizer); the model then takes token ids only"
 
 
 def files_from_folder(folder: Path) -> dict[str, bytes]:
@@ -37,7 +37,7 @@ def files_from_folder(folder: Path) -> dict[str, bytes]:
         files.pop("tokenizer.model", None)  # it was a rank file, or stands beside the tekken.json that was read
     if not any(name in files for name in VOCABULARIES):
         names = ", ".join((*VOCABULARIES, TEKKEN, *RANK_FILES[1:]))
-        raise SourceError(f"{folder}: no tokenizer files ({names}): {NO_TOKENIZER_HINT}")
+        raise SourceError(f"{folder}: no tokenizer files ({names}): add them; {NO_TOKENIZER_HINT}")
     if TEMPLATE_NAME not in files and (template := _template_in_config(files.get("tokenizer_config.json"), folder)):
         files[TEMPLATE_NAME] = template.encode("utf-8")
     return files
