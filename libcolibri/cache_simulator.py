@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .eviction import Policy, make_policy
+from .eviction import Policy, least, make_policy
 from .expert_trace import Trace
 
 OPTIMUM = "belady"
@@ -114,8 +114,7 @@ class _Simulator:
         values = -self.next_use.astype(np.float64) if self.policy is None else self.policy.values(self.stamps, row, clock)
         leaving = self.resident.copy()
         leaving[row, busy] = False
-        order = np.argsort(np.where(leaving, values, np.inf), axis=None, kind="stable")[:surplus]
-        self.resident[np.unravel_index(order, self.resident.shape)] = False
+        self.resident[np.unravel_index(least(np.where(leaving, values, np.inf), surplus), self.resident.shape)] = False
 
     def _note_pass(self, layers: list[tuple[int, ...]], clock: int) -> None:
         if self.policy is not None:

@@ -16,7 +16,7 @@ import numpy as np
 
 from .arena import allocate
 from .errors import MemoryBudgetError
-from .eviction import DEFAULT_POLICY, make_policy
+from .eviction import DEFAULT_POLICY, least, make_policy
 from .expert_store import ExpertStore
 from .expert_trace import TraceWriter
 from .stats import ExpertStats
@@ -47,8 +47,7 @@ class _SlotClass:
         There must be as many.
         """
         values = np.where((self.addresses != 0) & ~protected, self.policy.values(self.stamps, row, clock), np.inf)
-        chosen = np.argsort(values, axis=None, kind="stable")[:count]
-        return [divmod(int(at), self.stamps.shape[1]) for at in chosen]
+        return [divmod(int(at), self.stamps.shape[1]) for at in least(values, count)]
 
     def note_pass(self, routed: Mapping[int, np.ndarray], clock: int) -> None:
         """Tell the policy which experts of these layers a pass used."""

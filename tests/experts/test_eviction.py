@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from libcolibri.cache_simulator import OPTIMUM, simulate
 from libcolibri.errors import ConfigError, FormatError
-from libcolibri.eviction import POLICIES, DecayedFrequency, LeastRecent, LeastStale, make_policy
+from libcolibri.eviction import POLICIES, DecayedFrequency, LeastRecent, LeastStale, least, make_policy
 from libcolibri.expert_trace import Trace, TraceWriter, read_trace
 
 E, SIZE = 4, 4096
@@ -48,6 +48,13 @@ def test_decayed_frequency_orders_as_decayed_counts_do():
         seen = counts > 0
         assert (np.argsort(heat[seen]) == np.argsort(counts[seen])).all()
         assert np.isneginf(heat[~seen]).all()
+
+
+@given(st.lists(st.integers(0, 5), min_size=1, max_size=40), st.data())
+def test_least_is_what_sorting_finds(values, data):
+    count = data.draw(st.integers(1, len(values)))
+    order = np.argsort(np.array(values, float), kind="stable")[:count]
+    assert sorted(least(np.array(values, float), count)) == sorted(order)
 
 
 def test_unknown_policy_is_named():
