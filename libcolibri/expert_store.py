@@ -19,8 +19,8 @@ READ_THREADS = 4
 class ExpertStore:
     """The expert files of one model, kept open.
 
-    drop_page_cache   ask the system to forget its own copy after each read: set when the files do not fit into memory beside the cache,
-                      where a second copy of what was just read would only push out something needed
+    drop_page_cache   go around the system's page cache, or ask it to forget its copy after each read: set when the files do not fit into
+                      memory beside the cache, where a second copy of what was just read would only push out something needed
 
     One caller at a time (the engine's forward lock sees to it); several threads read in parallel.
     """
@@ -34,7 +34,7 @@ class ExpertStore:
         self._reader = ParallelReader(threads)
         try:
             for layer in self.expert_bytes:
-                self._files[layer] = FileReader(model_dir / manifest.experts[layer].file)
+                self._files[layer] = FileReader(model_dir / manifest.experts[layer].file, direct=drop_page_cache)
         except OSError as error:
             self.close()
             raise ExpertReadError(
@@ -70,7 +70,7 @@ class ExpertStore:
             raise ExpertReadError(
                 f"{file.path}: {request.name} cannot be read ({error}), tried twice; check the drive, then copy or convert the model again"
             ) from error
-        if self.drop_page_cache:
+        if self.drop_page_cache and not file.direct:
             self._forget(file, requests)
 
     def _request(self, file: FileReader, layer: int, expert: int, target: np.ndarray) -> ReadRequest:
