@@ -171,6 +171,28 @@ sampling_options = _stack(
     click.option("--seed", type=Number(int, 0), metavar="N", help="Seed of the random numbers.  [default: a new one each time]"),
 )
 
+THINKING = ("on", "off", "low", "medium", "high")
+
+
+def thinking_options(default: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """--think and --reasoning; `default` says what happens without --think."""
+    return _stack(
+        click.option(
+            "--think",
+            "thinking",
+            type=click.Choice(THINKING),
+            help=f"Whether, or how hard, a reasoning model thinks before it answers.  [default: {default}]",
+        ),
+        click.option(
+            "--reasoning",
+            "show_reasoning",
+            type=click.Choice(["show", "hide"]),
+            callback=lambda ctx, param, value: None if value is None else value == "show",
+            help="Show the reasoning on standard error, or hide it.  [default: show on a terminal]",
+        ),
+    )
+
+
 SAMPLING_FIELDS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed")
 
 

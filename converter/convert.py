@@ -5,18 +5,19 @@ Out: a verified model directory, and a ConversionReport; any ColibriError leaves
 """
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from libcolibri.errors import SourceError
+from libcolibri.errors import SourceError, TokenizerError
 from libcolibri.format import DENSE_NAME, ExpertsEntry, FileEntry, Manifest, check_files, sha256_of, write_manifest
 
 from .plan import Plan, check_disk_space, make_plan, needed_bytes
 from .source import Source, open_source
-from .tokenizers import manifest_entry
+from .tokenizers import NO_TOKENIZER_HINT, manifest_entry
 from .verify import verify_dense, verify_experts
 from .writer import WorkFolder, check_output, readable_os_error
 
@@ -88,7 +89,8 @@ def convert(
     opened, target = open_source(source), Path(os.path.abspath(output))
     check_output(target, force)
     plan = make_plan(opened, quant)
-    files = opened.tokenizer() if tokenizer else {}
+    with _hint_without_tokenizer():
+        files = opened.tokenizer() if tokenizer else {}
     work = WorkFolder(target, f"{CONVERTER_VERSION} {plan.recipe} {opened.state}")
     stages = _Stages(2 * plan.weights_bytes, on_progress)
     try:
@@ -108,11 +110,22 @@ def convert(
     return _report(target, opened, plan, manifest, resumed)
 
 
+@contextmanager
+def _hint_without_tokenizer() -> Iterator[None]:
+    """A tokenizer that cannot be used is no reason to give the weights up."""
+    try:
+        yield
+    except (SourceError, TokenizerError) as error:
+        hint = "" if "--no-tokenizer" in str(error) else f"; {NO_TOKENIZER_HINT}"
+        raise type(error)(f"{error}{hint}") from error
+
+
 def _build(source: Source, plan: Plan, work: WorkFolder, files: dict[str, bytes], stages: _Stages) -> Manifest:
     """Write, verify and describe everything inside the working folder."""
     for name, content in files.items():  # before the weights: an unusable tokenizer shows in the first second
         (work.path / name).write_bytes(content)
-    entry = manifest_entry(work.path) if files else None
+    with _hint_without_tokenizer():
+        entry = manifest_entry(work.path) if files else None
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
         try:
             _write_weights(plan, work, pool, stages)

@@ -7,8 +7,9 @@ Out: GgufFile with a memory map; SourceError for anything that is not exactly a 
 import hashlib
 import math
 import mmap
+import re
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,32 +31,47 @@ SCALARS = {0: "<u1", 1: "<i1", 2: "<u2", 3: "<i2", 4: "<u4", 5: "<i4", 6: "<f4",
 STRING, ARRAY = 8, 9
 MAX_DIMS, MAX_NAME_BYTES, MAX_ARRAY_DEPTH = 4, 65535, 4
 DEFAULT_ALIGNMENT = 32
+MAX_PARTS = 10000
 
 
 @dataclass(frozen=True, slots=True)
 class GgufTensor:
-    """A tensor of the directory. shape is outermost first, (O, I) or (E, O, I); start, nbytes are in the file."""
+    """A tensor of the directory. shape is outermost first, (O, I) or (E, O, I); start, nbytes are in the file; part counts split files."""
 
     name: str
     type: str
     shape: tuple[int, ...]
     start: int
     nbytes: int
+    part: int = 0
 
 
 @dataclass(frozen=True)
 class GgufFile:
-    """metadata: key -> value (numeric arrays as numpy arrays, other arrays as lists); data: the whole file, uint8, read-only."""
+    """metadata: key -> value (numeric arrays as numpy arrays, other arrays as lists); parts: each file whole, uint8, read-only.
 
-    path: Path
+    paths   the file, or all files of a split one in their order; header_sha256 is that of their headers
+    """
+
+    paths: tuple[Path, ...]
     metadata: dict[str, Any]
     tensors: dict[str, GgufTensor]
-    data: np.ndarray
+    parts: tuple[np.ndarray, ...]
     header_sha256: str
+
+    @property
+    def path(self) -> Path:
+        """The file, the first one of a split one."""
+        return self.paths[0]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all files."""
+        return sum(len(part) for part in self.parts)
 
     def raw(self, tensor: GgufTensor) -> np.ndarray:
         """A tensor's bytes, uint8 view of the map."""
-        return self.data[tensor.start : tensor.start + tensor.nbytes]
+        return self.parts[tensor.part][tensor.start : tensor.start + tensor.nbytes]
 
 
 class _Reader:
@@ -129,8 +145,42 @@ class _Reader:
 
 
 def read_gguf(path: str | Path) -> GgufFile:
-    """Read a GGUF file's header; tensor data stays on disk."""
+    """Read a GGUF file's header, of a split file ("-00001-of-00003.gguf", any of them) all headers; tensor data stays on disk."""
     path = Path(path)
+    found = _read_one(path)
+    count = found.metadata.get("split.count", 1)
+    if not isinstance(count, int) or isinstance(count, bool) or not 0 < count <= MAX_PARTS:
+        raise SourceError(f"{path}: metadata split.count is {str(count)[:40]}, expected a number up to {MAX_PARTS}")
+    return found if count == 1 else _join(path, count)
+
+
+def _join(path: Path, count: int) -> GgufFile:
+    """All parts of a split file as one; metadata are those of the first."""
+    name = re.fullmatch(r"(.*)-\d{5}-of-(\d{5})\.gguf", path.name)
+    if name is None or int(name[2]) != count:
+        raise SourceError(f"{path}: is one of {count} parts, but not called so: name them as they came, ...-00001-of-{count:05d}.gguf")
+    paths = [path.with_name(f"{name[1]}-{number:05d}-of-{count:05d}.gguf") for number in range(1, count + 1)]
+    if missing := [part for part in paths if not part.is_file()]:
+        raise SourceError(f"{missing[0]}: missing, {path.name} is one of {count} parts: the download is incomplete")
+    tensors: dict[str, GgufTensor] = {}
+    parts = [_read_one(part) for part in paths]
+    for number, part in enumerate(parts):
+        if part.metadata.get("split.count") != count or part.metadata.get("split.no") != number:
+            says = f"part {part.metadata.get('split.no')} of {part.metadata.get('split.count')}"
+            raise SourceError(f"{part.path}: says that it is {says}, counting from 0, expected {number} of {count}: give it its own name")
+        for tensor in part.tensors.values():
+            if tensor.name in tensors:
+                raise SourceError(f"{part.path}: tensor {tensor.name!r} is also in {paths[tensors[tensor.name].part].name}")
+            tensors[tensor.name] = replace(tensor, part=number)
+    total = parts[0].metadata.get("split.tensors.count", len(tensors))
+    if total != len(tensors):
+        raise SourceError(f"{path}: {count} parts have {len(tensors)} tensors, the first says {total}: parts of two downloads are mixed")
+    digest = hashlib.sha256("".join(part.header_sha256 for part in parts).encode()).hexdigest()
+    return GgufFile(tuple(paths), parts[0].metadata, tensors, tuple(part.parts[0] for part in parts), digest)
+
+
+def _read_one(path: Path) -> GgufFile:
+    """One file's header."""
     try:
         with path.open("rb") as file:
             data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
@@ -151,7 +201,7 @@ def read_gguf(path: str | Path) -> GgufFile:
     data_start = -(-reader.at // alignment) * alignment
     tensors = _place(reader, entries, data_start, alignment)
     digest = hashlib.sha256(data[: reader.at]).hexdigest()
-    return GgufFile(path, metadata, tensors, np.frombuffer(data, np.uint8), digest)
+    return GgufFile((path,), metadata, tensors, (np.frombuffer(data, np.uint8),), digest)
 
 
 def _read_prefix(reader: _Reader) -> tuple[int, int]:

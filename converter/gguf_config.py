@@ -8,33 +8,23 @@ from typing import Any
 
 import numpy as np
 
-from libcolibri.errors import SourceError
+from libcolibri.errors import ConfigError, SourceError
+from libcolibri.models.gguf import Gguf, window_types
+from libcolibri.models.registry import FAMILIES, keys_in_use
 
 from .gguf import GgufFile
 
-# GGUF architecture -> model_type. llama also stands for mistral (same equations, its window is not in the file) and mixtral (with experts).
-ARCHITECTURES = {
-    "llama": "llama",
-    "qwen2": "qwen2",
-    "qwen3": "qwen3",
-    "qwen2moe": "qwen2_moe",
-    "qwen3moe": "qwen3_moe",
-    "olmoe": "olmoe",
-    "bert": "bert",
-}
-ROUTERS_RENORMALISED = {"qwen2_moe": False, "qwen3_moe": True, "olmoe": False}  # llama.cpp has this in code, not in the file
 LLAMA3_LOW, LLAMA3_HIGH, LLAMA3_CONTEXT = 1.0, 4.0, 8192
 
 
-class _Metadata:
-    """Typed access to the metadata below "<architecture>."."""
+class FileMetadata:
+    """`libcolibri.models.gguf.Metadata` of a file."""
 
     def __init__(self, file: GgufFile):
         self.file = file
         self.prefix = file.metadata["general.architecture"]
 
     def get(self, key: str, kind: type, default: Any = None) -> Any:
-        """The value of a key; `default` if absent; an error if of another kind. A list of equal numbers counts as the number."""
         value = self.file.metadata.get(f"{self.prefix}.{key}", default)
         if isinstance(value, np.ndarray) and len(value) and (value == value[0]).all():
             value = value[0].item()
@@ -45,136 +35,195 @@ class _Metadata:
         return value
 
     def size(self, key: str, default: int | None = None) -> int:
-        """A positive number; an error if absent and without default."""
         value = self.get(key, int, default)
         if value is None or not 0 < value < 1 << 31:
             raise self.fault(key, value, "expected a positive number")
-        return value
+        return int(value)
 
     def real(self, key: str, default: float | None = None) -> float:
-        """A float32 as the shortest decimal that gives it back: 1e-06, not 9.999999974752427e-07."""
         value = self.get(key, float, default)
         if value is None or not np.isfinite(value):
             raise self.fault(key, value, "expected a finite number")
         return float(str(np.float32(value)))
 
+    def get_any(self, key: str) -> Any:
+        """The value of a key of any kind; None if absent."""
+        return self.file.metadata.get(f"{self.prefix}.{key}")
+
+    def by_layer(self, key: str, default: Any = None) -> list[Any]:
+        count, value = self.size("block_count"), self.file.metadata.get(f"{self.prefix}.{key}", default)
+        values = value.tolist() if isinstance(value, np.ndarray) else [value] * count
+        if len(values) != count or not all(isinstance(one, int) and 0 <= one < 1 << 31 for one in values):
+            raise self.fault(key, value, f"expected a number or a flag for each of {count} layers")
+        return values
+
+    def shape(self, name: str) -> tuple[int, ...] | None:
+        tensor = self.file.tensors.get(name)
+        return None if tensor is None else tensor.shape
+
+    def values(self, name: str) -> list[float] | None:
+        tensor = self.file.tensors.get(name)
+        if tensor is None:
+            return None
+        if tensor.type != "f32" or len(tensor.shape) != 1:
+            raise SourceError(f"{self.file.path}: tensor {name!r} has type {tensor.type} and shape {tensor.shape}, expected an f32 vector")
+        return [float(str(value)) for value in self.file.raw(tensor).view(np.float32)]
+
+    def layers_with(self, name: str) -> list[bool]:
+        return [f"blk.{layer}.{name}" in self.file.tensors for layer in range(self.size("block_count"))]
+
     def fault(self, key: str, found: object, hint: str) -> SourceError:
         return SourceError(f"{self.file.path}: metadata {self.prefix}.{key} is {str(found)[:60]}: {hint}")
 
 
-def config_from_metadata(file: GgufFile) -> dict[str, Any]:
-    """config.json's keys for the model in `file`."""
-    meta = _Metadata(file)
-    family = ARCHITECTURES[meta.prefix]
-    if family == "bert":
-        return _encoder(meta)
-    if family == "llama" and meta.get("expert_count", int, 0):
-        family = "mixtral"
-    return _common(meta, family) | _rope(meta) | _routed(meta, family) | _specials(meta)
+def config_from_metadata(file: GgufFile) -> tuple[dict[str, Any], Gguf | None]:
+    """(config.json's keys, how the family looks in files; None for an encoder)."""
+    architecture = file.metadata.get("general.architecture")
+    candidates = [(family, gguf) for family in FAMILIES.values() for gguf in family.gguf if gguf.architecture == architecture]
+    if not candidates and architecture != "bert":
+        known = sorted({gguf.architecture for family in FAMILIES.values() for gguf in family.gguf} | {"bert"})
+        raise SourceError(f"{file.path}: GGUF architecture {str(architecture)[:40]!r} is not supported, only {', '.join(known)}")
+    meta = FileMetadata(file)
+    if architecture == "bert":
+        return _encoder(meta), None
+    family, gguf = next((family, gguf) for family, gguf in candidates if gguf.chosen(meta))
+    offered = _common(meta) | {"model_type": family.name}
+    own = gguf.config(meta)
+    config = {key: value for key, value in _merged(offered, own).items() if value is not None}
+    try:
+        used = keys_in_use(config)
+    except ConfigError as error:
+        raise SourceError(f"{file.path}: {error}") from error
+    # What all files say is offered; a family takes what it knows. What a family says of itself is never dropped.
+    return {key: value for key, value in config.items() if key in used or key in own or key == "model_type"}, gguf
 
 
-def _common(meta: _Metadata, family: str) -> dict[str, Any]:
-    heads, dim = meta.size("attention.head_count"), meta.size("embedding_length")
-    head_dim = meta.size("attention.key_length", dim // heads or None)
-    for key in ("attention.value_length", "rope.dimension_count"):
-        if meta.size(key, head_dim) != head_dim:
-            raise meta.fault(key, meta.size(key), f"only {head_dim}, the size of a head, is supported")
-    names = meta.file.tensors
+def _merged(offered: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
+    """`own` over `offered`, also inside objects."""
+    both = {key: {**offered[key], **value} for key, value in own.items() if isinstance(value, dict) and isinstance(offered.get(key), dict)}
+    return offered | own | both
+
+
+def _common(meta: FileMetadata) -> dict[str, Any]:
+    """What all files say, in the words that most families know."""
+    heads, dim = max(meta.by_layer("attention.head_count")), meta.size("embedding_length")
+    heads_kv = [count for count in meta.by_layer("attention.head_count_kv", heads) if count]
     config = {
-        "model_type": family,
         "vocab_size": _vocab_size(meta, "token_embd.weight"),
         "hidden_size": dim,
         "num_hidden_layers": meta.size("block_count"),
         "num_attention_heads": heads,
-        "num_key_value_heads": meta.size("attention.head_count_kv", heads),
-        "head_dim": head_dim,
-        "intermediate_size": meta.size("feed_forward_length", meta.get("expert_feed_forward_length", int)),
+        "num_key_value_heads": max(heads_kv, default=heads),
+        "head_dim": meta.get("attention.key_length", int, None),
+        "intermediate_size": max(meta.by_layer("feed_forward_length", 0)) or None,
         "rms_norm_eps": meta.real("attention.layer_norm_rms_epsilon"),
-        "hidden_act": "silu",
         "max_position_embeddings": meta.size("context_length"),
-        "tie_word_embeddings": "output.weight" not in names,
+        "tie_word_embeddings": meta.shape("output.weight") is None,
+        "attention_bias": True in meta.layers_with("attn_q.bias"),
+        "v_head_dim": meta.get("attention.value_length", int, None),
+        "sliding_window": meta.get("attention.sliding_window", int, None) or None,
+        **_numbers(meta),
+        **_rope(meta),
+        **_specials(meta),
     }
-    if family in ("llama", "qwen3", "qwen3_moe", "olmoe"):
-        config["attention_bias"] = "blk.0.attn_q.bias" in names
-    if family == "olmoe":
-        clamp = meta.get("attention.clamp_kqv", float, 0.0)
-        config |= {"clip_qkv": clamp} if clamp else {}
-        if dim != heads * head_dim:
-            raise meta.fault("attention.key_length", head_dim, f"olmoe heads have {dim} / {heads} columns")
-        del config["head_dim"]
-    return config
+    if meta.get_any("attention.sliding_window_pattern") is not None:
+        config["layer_types"] = window_types(meta)
+    return config | (_experts(meta) if meta.get("expert_count", int, 0) else {})
 
 
-def _vocab_size(meta: _Metadata, name: str) -> int:
-    tensor = meta.file.tensors.get(name)
-    if tensor is None or len(tensor.shape) != 2:
+def _numbers(meta: FileMetadata) -> dict[str, Any]:
+    """Numbers that files give as they are."""
+    keys = {
+        "attention_multiplier": "attention.scale",
+        "embedding_multiplier": "embedding_scale",
+        "residual_multiplier": "residual_scale",
+        "logits_scaling": "logit_scale",
+        "attn_logit_softcapping": "attn_logit_softcapping",
+        "final_logit_softcapping": "final_logit_softcapping",
+    }
+    return {name: meta.real(key) for name, key in keys.items() if meta.get(key, float) is not None}
+
+
+def _experts(meta: FileMetadata) -> dict[str, Any]:
+    """Routed and shared experts; families call their number differently."""
+    count = meta.size("expert_count")
+    return {
+        **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts"), count),
+            "num_experts_per_tok": meta.size("expert_used_count"),
+            "moe_intermediate_size": meta.size("expert_feed_forward_length", _rows_of(meta, ".ffn_up_exps.weight")),
+            "mlp_layer_types": ["sparse" if routed else "dense" for routed in meta.layers_with("ffn_gate_inp.weight")],
+            "shared_expert_intermediate_size": meta.get("expert_shared_feed_forward_length", int, _rows_of(meta, ".ffn_up_shexp.weight")),
+            "n_group": meta.get("expert_group_count", int, None),
+            "topk_group": meta.get("expert_group_used_count", int, None),
+            "n_shared_experts": meta.get("expert_shared_count", int, None),
+            "routed_scaling_factor": meta.get("expert_weights_scale", float) and meta.real("expert_weights_scale"),
+            "norm_topk_prob": meta.get("expert_weights_norm", bool, None),
+    }
+
+
+def _vocab_size(meta: FileMetadata, name: str) -> int:
+    shape = meta.shape(name)
+    if shape is None or len(shape) != 2:
         raise SourceError(f"{meta.file.path}: tensor {name!r} is missing or no matrix: the file holds no complete model")
-    return tensor.shape[0]
+    return shape[0]
 
 
-def _rope(meta: _Metadata) -> dict[str, Any]:
+def _rope(meta: FileMetadata) -> dict[str, Any]:
+    """rope_theta and rope_scaling; partial_rotary_factor where not all columns of a head turn."""
+    head_dim = meta.get("attention.key_length", int, meta.size("embedding_length") // max(meta.by_layer("attention.head_count")))
+    turning = meta.get("rope.dimension_count", int, head_dim)
     config: dict[str, Any] = {"rope_theta": meta.real("rope.freq_base", 10000.0)}
-    kind = meta.get("rope.scaling.type", str, "none")
-    factors = meta.file.tensors.get("rope_freqs.weight")
-    if factors is not None:
-        return config | {"rope_scaling": _llama3_scaling(meta, config["rope_theta"])}
-    if kind == "none":
+    if turning != head_dim:
+        config["partial_rotary_factor"] = turning / head_dim
+    kind, factors = meta.get("rope.scaling.type", str, "none"), meta.values("rope_freqs.weight")
+    if factors is not None and max(factors) < 1e29:
+        return config | {"rope_scaling": _llama3_scaling(meta, config["rope_theta"], np.array(factors))}
+    if kind in ("none", "longrope"):
         return config
     if kind not in ("linear", "yarn"):
-        raise meta.fault("rope.scaling.type", kind, "only none, linear and yarn are supported")
+        raise meta.fault("rope.scaling.type", kind, "only none, linear, longrope and yarn are supported")
     scaling: dict[str, Any] = {"rope_type": kind, "factor": meta.real("rope.scaling.factor")}
     if kind == "yarn":
         scaling["original_max_position_embeddings"] = meta.size("rope.scaling.original_context_length", meta.size("context_length"))
+        for name in ("beta_fast", "beta_slow"):
+            if meta.get(f"rope.scaling.yarn_{name}", float) is not None:
+                scaling[name] = meta.real(f"rope.scaling.yarn_{name}")
     return config | {"rope_scaling": scaling}
 
 
-def _llama3_scaling(meta: _Metadata, theta: float) -> dict[str, Any]:
+def _llama3_scaling(meta: FileMetadata, theta: float, found: np.ndarray) -> dict[str, Any]:
     """The parameters behind rope_freqs.weight, which holds one divisor per frequency; verified by computing the divisors again."""
-    file, tensor = meta.file, meta.file.tensors["rope_freqs.weight"]
-    if tensor.type != "f32":
-        raise SourceError(f"{file.path}: tensor 'rope_freqs.weight' has type {tensor.type}, expected f32")
-    found = file.raw(tensor).view(np.float32).astype(np.float64)
-    factor = float(str(np.float32(found.max())))
-    wavelength = 2 * np.pi * theta ** (np.arange(len(found)) / len(found))
-    smooth = np.clip((LLAMA3_CONTEXT / wavelength - LLAMA3_LOW) / (LLAMA3_HIGH - LLAMA3_LOW), 0, 1)
+    factor, wavelength = float(found.max()), 2 * np.pi * theta ** (np.arange(len(found)) / len(found))
+    context = _llama3_context(found, factor, wavelength)
+    smooth = np.clip((context / wavelength - LLAMA3_LOW) / (LLAMA3_HIGH - LLAMA3_LOW), 0, 1)
     if not np.allclose(found, 1 / (smooth + (1 - smooth) / factor), rtol=1e-4):
-        raise SourceError(f"{file.path}: tensor 'rope_freqs.weight' is no llama3 scaling with factor {factor:g}, which alone is supported")
+        raise SourceError(
+            f"{meta.file.path}: tensor 'rope_freqs.weight' is no llama3 scaling with factor {factor:g}, which alone is supported"
+        )
     return {
         "rope_type": "llama3",
         "factor": factor,
         "low_freq_factor": LLAMA3_LOW,
         "high_freq_factor": LLAMA3_HIGH,
-        "original_max_position_embeddings": LLAMA3_CONTEXT,
+        "original_max_position_embeddings": context,
     }
 
 
-def _routed(meta: _Metadata, family: str) -> dict[str, Any]:
-    """Experts. Layers without a router are dense."""
-    if family not in ("mixtral", *ROUTERS_RENORMALISED):
-        return {}
-    count, per_token = meta.size("expert_count"), meta.size("expert_used_count")
-    if family == "mixtral":
-        return {"num_local_experts": count, "num_experts_per_tok": per_token}
-    config: dict[str, Any] = {"num_experts": count, "num_experts_per_tok": per_token, "norm_topk_prob": ROUTERS_RENORMALISED[family]}
-    width = meta.size("expert_feed_forward_length", _expert_width(meta))
-    if family == "olmoe":
-        return config | {"intermediate_size": width}
-    dense = [layer for layer in range(meta.size("block_count")) if f"blk.{layer}.ffn_gate_inp.weight" not in meta.file.tensors]
-    config |= {"moe_intermediate_size": width, "decoder_sparse_step": 1, "mlp_only_layers": dense}
-    if family == "qwen2_moe":
-        shared = meta.file.tensors.get("blk.0.ffn_gate_shexp.weight")
-        config["shared_expert_intermediate_size"] = meta.size("expert_shared_feed_forward_length", shared.shape[0] if shared else None)
-    return config
+def _llama3_context(found: np.ndarray, factor: float, wavelength: np.ndarray) -> int:
+    """The context of pre-training, which decides where the divisors between 1 and `factor` lie; Llama 3's where there are none."""
+    between = np.flatnonzero((found > 1.001) & (found < 0.999 * factor))
+    if not len(between):
+        return LLAMA3_CONTEXT
+    smooth = (1 / found[between] - 1 / factor) / (1 - 1 / factor)
+    return round(float(np.median(wavelength[between] * (LLAMA3_LOW + (LLAMA3_HIGH - LLAMA3_LOW) * smooth))))
 
 
-def _expert_width(meta: _Metadata) -> int | None:
-    for tensor in meta.file.tensors.values():
-        if tensor.name.endswith(".ffn_gate_exps.weight") and len(tensor.shape) == 3:
-            return tensor.shape[1]
-    return None
+def _rows_of(meta: FileMetadata, name: str) -> int | None:
+    """Rows of the first matrix, or of each of the first stack of matrices, whose name ends so."""
+    return next((tensor.shape[-2] for tensor in meta.file.tensors.values() if tensor.name.endswith(name)), None)
 
 
-def _specials(meta: _Metadata) -> dict[str, Any]:
+def _specials(meta: FileMetadata) -> dict[str, Any]:
     """Token ids that config.json has too."""
     config = {}
     for name in ("bos", "eos"):
@@ -184,11 +233,10 @@ def _specials(meta: _Metadata) -> dict[str, Any]:
     return config
 
 
-def _encoder(meta: _Metadata) -> dict[str, Any]:
+def _encoder(meta: FileMetadata) -> dict[str, Any]:
     """bert, or xlm-roberta where the vocabulary is its unigram model."""
     family = "xlm-roberta" if meta.file.metadata.get("tokenizer.ggml.model") == "t5" else "bert"
-    positions = meta.file.tensors.get("position_embd.weight")
-    types = meta.file.tensors.get("token_types.weight")
+    positions, types = meta.file.tensors.get("position_embd.weight"), meta.file.tensors.get("token_types.weight")
     if positions is None or types is None:
         raise SourceError(f"{meta.file.path}: tensor 'position_embd.weight' or 'token_types.weight' is missing: not a BERT encoder")
     pooling = {1: "mean", 2: "cls"}.get(meta.get("pooling_type", int, 1))

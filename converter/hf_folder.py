@@ -128,7 +128,7 @@ def _leave_out(slots: Slots, kind: str, config: dict[str, Any], transformer: Tra
     for name, slot in slots.items():
         plain = plain_name(name, kind)
         canonical = transformer.names_of(plain)[0][0]
-        if skip_reason(canonical, kind, config["num_hidden_layers"]) or (tied and plain.startswith("lm_head.weight")):
+        if skip_reason(canonical, kind, config["num_hidden_layers"], transformer.skipped) or (tied and plain.startswith("lm_head.weight")):
             skipped.append(name)
         else:
             kept[name] = slot

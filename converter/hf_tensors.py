@@ -132,9 +132,9 @@ def _fp8(what: str, name: str, shape: tuple[int, ...], files: _Files, block: tup
     scales, rows, cols = files.values(scale_name), shape[-2], shape[-1]
     count = len(codes) // rows
     if scales.size == count:
-        scales, block = scales.reshape(count, 1, 1), (rows, cols)
-    elif scales.size == count * rows:
-        scales, block = scales.reshape(count, rows, 1), (1, cols)
+        block = rows, cols
+    elif block is None and scales.size == count * rows:  # blocks may be as many as rows: only what is not said is concluded
+        block = 1, cols
     grid = (-(-rows // block[0]), -(-cols // block[1])) if block else None
     if block is None or scales.size != count * grid[0] * grid[1]:  # type: ignore[index]
         wanted = f"weight_block_size {block} says {grid}" if block else "no weight_block_size is given"

@@ -21,7 +21,8 @@ ENCODERS = ("bert", "xlm-roberta")
 EXPERT = re.compile(r"model\.layers\.(\d+)\.mlp\.experts\.(\d+)\.(gate_proj|up_proj|down_proj)\.weight")
 _LAYER = re.compile(r"(?:model\.layers|encoder\.layer)\.(\d+)\.")
 _PREFIX = re.compile(r"^(model\.language_model|language_model\.model|backbone)\.")
-_SKIP = re.compile(r".*(rotary_emb\.inv_freq|\.masked_bias|\.attn\.bias)$|^(mtp|model\.mtp|model\.visual)\.")
+_BESIDE = "mtp|visual|vision_tower|vision_model|audio_tower|multi_modal_projector|embed_vision|embed_audio"  # what is not text
+_SKIP = re.compile(rf".*(rotary_emb\.inv_freq|\.masked_bias|\.attn\.bias)$|^(model\.)?({_BESIDE})\.")
 _SKIP_ENCODER = re.compile(r"^(embeddings\.position_ids|cls\.|lm_head\.|classifier\.|qa_outputs\.)")
 
 
@@ -49,24 +50,27 @@ def plain_name(name: str, kind: str) -> str:
     if kind == "encoder":
         name = re.sub(r"^(bert|roberta|model|0\.auto_model)\.", "", name)
         return name.replace(".LayerNorm.gamma", ".LayerNorm.weight").replace(".LayerNorm.beta", ".LayerNorm.bias")
-    return _PREFIX.sub("model.", name)
+    return _PREFIX.sub("model.", name).replace("language_model.lm_head.", "lm_head.")
 
 
 def transformer_for(kind: str, family: str, config: Mapping[str, Any], expected: Mapping[str, Expected]) -> Transformer:
     """What makes canonical tensors of a family's plain ones."""
     if kind == "encoder":
         return Transformer((), None, {})
-    rules = (*DECODERS[family].tensors, *GENERAL_RULES)
-    return Transformer(rules, parse_config(config), {name: entry.shape for name, entry in expected.items()})
+    found = DECODERS[family]
+    shapes = {name: entry.shape for name, entry in expected.items()}
+    return Transformer((*found.tensors, *GENERAL_RULES), parse_config(config), shapes, found.skipped)
 
 
-def skip_reason(name: str, kind: str, num_layers: int) -> str | None:
+def skip_reason(name: str, kind: str, num_layers: int, skipped: str = "") -> str | None:
     """Why a tensor is left out, or None if it belongs to the model."""
     layer = _LAYER.match(name)
     if layer and int(layer[1]) >= num_layers:
         return f"layer {layer[1]} lies beyond the model's {num_layers}"
     if _SKIP.match(name):
         return "no weight of the language model"
+    if re.fullmatch(skipped, name):
+        return "no part of what runs"
     if kind == "encoder" and _SKIP_ENCODER.match(name):
         return "no part of the encoder"
     return None

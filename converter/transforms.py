@@ -12,6 +12,7 @@ Steps, applied from left to right:
     conv          a vector, tap after tap, from (C, 1, taps)
     deinterleave  rows 0, 2, 4, ..., then 1, 3, 5, ...
     split         consecutive rows for the rule's names, as many as each of them has by the config
+    absorb        of (heads * nope, latent) before (heads * v, latent): the first part as (heads * latent, nope), the second as it is
     halves        consecutive rows for the rule's names, equally many for each
 
 A rule whose names hold {} is about experts: the tensor's first dimension counts them, {} is their number, and the steps are applied to
@@ -48,14 +49,16 @@ Step = Callable[[SourceTensor, list[int | None]], list[SourceTensor]]
 class Transformer:
     """Applies a family's rules.
 
-    rules   tried in order; the first whose pattern matches the whole name holds
-    config  of a decoder: a rule's order may depend on its layer
-    shapes  canonical name -> shape of every tensor of the model
+    rules     tried in order; the first whose pattern matches the whole name holds
+    config    of a decoder: a rule's order may depend on its layer
+    shapes    canonical name -> shape of every tensor of the model
+    skipped   regular expression for canonical names of tensors that are left out
     """
 
     rules: tuple[Rule, ...]
     config: ModelConfig | None
     shapes: Mapping[str, tuple[int, ...]]
+    skipped: str = ""
 
     def names_of(self, name: str) -> tuple[list[str], Rule | None]:
         """Canonical names of a stored tensor, {} for an expert's number, and the rule that says so."""
@@ -186,6 +189,25 @@ def _split(tensor: SourceTensor, rows: list[int | None]) -> list[SourceTensor]:
     return _cut(tensor, counts)
 
 
+def _absorb(tensor: SourceTensor, rows: list[int | None]) -> list[SourceTensor]:
+    """Matrices that expand a latent to a key, head by head, as those that carry a query back into latent columns."""
+    if None in rows or len(rows) != 2:
+        raise ValueError("the config has no such tensors")
+    latent, expanded = tensor.cols, tensor.rows - int(rows[1] or 0)
+    heads = int(rows[0] or 0) // latent
+    if heads < 1 or expanded < heads or expanded % heads:
+        raise ValueError(f"the config says {heads} heads over {latent} columns and {rows[1]} rows of values")
+    nope, stored = expanded // heads, _matrix(tensor)
+
+    def values(index: RowIndex) -> np.ndarray:
+        wanted = np.arange(heads * latent)[index]
+        needed, place = np.unique(wanted // latent, return_inverse=True)
+        keys = stored.reordered((needed[:, None] * nope + np.arange(nope)).reshape(-1)).read()
+        return keys.reshape(len(needed), nope, latent).swapaxes(1, 2)[place, wanted % latent]
+
+    return [computed((heads * latent, nope), values), stored.part(expanded, tensor.rows)]
+
+
 def _halves(tensor: SourceTensor, rows: list[int | None]) -> list[SourceTensor]:
     length = _length(tensor)
     return _cut(tensor, [length // len(rows)] * len(rows))
@@ -199,5 +221,6 @@ STEPS: dict[str, Step] = {
     "conv": _conv,
     "deinterleave": _deinterleave,
     "split": _split,
+    "absorb": _absorb,
     "halves": _halves,
 }

@@ -34,7 +34,7 @@ def unigram_tokenizer(
         "added_tokens": [_added_token(i, pieces[i]) for i in sorted(specials)],
         "normalizer": {
             "type": "Sequence",
-            "normalizers": [{"type": "Precompiled", "precompiled_charsmap": charsmap}, {"type": "NFC"}],
+            "normalizers": [{"type": "Precompiled", "precompiled_charsmap": charsmap, "per_character": True}, {"type": "NFC"}],
         },
         "pre_tokenizer": {"type": "Sequence", "pretokenizers": [{"type": "WhitespaceSplit"}, metaspace]},
         "post_processor": _sentence_template(pieces, bos, eos),

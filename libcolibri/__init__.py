@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from .session import Session
     from .stats import GenerationStats
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 __all__ = ["ColibriError", "Encoder", "Engine", "GenerationStats", "SamplingParams", "Session", "Step", "__version__"]
 
 # Found when first asked for: importing the engine imports numba, which a program's `--help` should not wait for.

@@ -3,16 +3,19 @@
 In:  a Trace, a policy's name, a budget in bytes
 Out: hits, misses and bytes read
 
-A pass visits the layers in order. At a layer the resident ones of its experts are used first, then the missing ones are read, as
-many at a time as fit: as the decoder's waves do (kernels/moe.py). Belady's optimum reads them one by one and evicts what is used
-again last, or never; no policy can read fewer experts where all have one size (L. A. Belady, IBM Systems Journal 5, 1966).
+A pass visits the layers in order. At a layer the resident ones of its experts are computed, and meanwhile as many of the missing ones are
+read as fit beside them; then those are computed, and so on: as the decoder's waves do (kernels/moe.py). Belady's optimum asks for experts
+one after the other, a layer's in the order of their numbers, and evicts what is used again last, or never. For that order, and experts of
+one size, nobody can read fewer (L. A. Belady, IBM Systems Journal 5, 1966); using what is there first, as the cache does, can save a read
+now and then.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from .eviction import Policy, make_policy
+from .eviction import Policy, least, make_policy
 from .expert_trace import Trace
 
 OPTIMUM = "belady"
@@ -78,26 +81,40 @@ class _Simulator:
         return hits, misses
 
     def _visit(self, row: int, used: np.ndarray, clock: int) -> tuple[int, int]:
-        here = self.resident[row, used]
-        missing = used[~here]
-        self.stamps[row, used[here]] = clock
+        """(hits, misses) of one layer."""
         if self.later is not None:
-            self.next_use[row, used] = self.later[clock - 1][row]
-        at_once = max(1, self.n_slots) if self.policy else 1  # read one by one, the optimum is a bound for every order of reading
-        for start in range(0, len(missing), at_once):
-            batch = missing[start : start + at_once]
-            self._make_room(row, batch, clock)
+            visits = zip(used, self.later[clock - 1][row], strict=True)
+            misses = sum(self._use_once(row, int(expert), next_use, clock) for expert, next_use in visits)
+            return len(used) - misses, misses
+        here = self.resident[row, used]
+        busy, missing = used[here], used[~here]
+        while len(missing):
+            self.stamps[row, busy] = clock
+            batch = missing[: max(0, self.n_slots - len(busy)) or (0 if len(busy) else 1)]
+            self._make_room(row, batch, clock, busy)
             self.resident[row, batch] = self.n_slots > 0
             self.stamps[row, batch] = clock
-        return int(here.sum()), len(missing)
+            busy, missing = batch, missing[len(batch) :]
+        self.stamps[row, busy] = clock
+        return int(here.sum()), int((~here).sum())
 
-    def _make_room(self, row: int, batch: np.ndarray, clock: int) -> None:
+    def _use_once(self, row: int, expert: int, next_use: int, clock: int) -> int:
+        """Whether the optimum had to read the expert, 0 or 1."""
+        missed = not self.resident[row, expert]
+        if missed:
+            self._make_room(row, np.array([expert]), clock, ())
+            self.resident[row, expert] = self.n_slots > 0
+        self.next_use[row, expert] = next_use
+        return int(missed)
+
+    def _make_room(self, row: int, batch: np.ndarray, clock: int, busy: Sequence[int] | np.ndarray) -> None:
         surplus = int(self.resident.sum()) + len(batch) - self.n_slots
         if surplus <= 0:
             return
         values = -self.next_use.astype(np.float64) if self.policy is None else self.policy.values(self.stamps, row, clock)
-        order = np.argsort(np.where(self.resident, values, np.inf), axis=None, kind="stable")[:surplus]
-        self.resident[np.unravel_index(order, self.resident.shape)] = False
+        leaving = self.resident.copy()
+        leaving[row, busy] = False
+        self.resident[np.unravel_index(least(np.where(leaving, values, np.inf), surplus), self.resident.shape)] = False
 
     def _note_pass(self, layers: list[tuple[int, ...]], clock: int) -> None:
         if self.policy is not None:
@@ -108,12 +125,12 @@ class _Simulator:
 
 
 def _later_uses(passes: list[list[tuple[int, ...]]], shape: tuple[int, int]) -> list[list[np.ndarray]]:
-    """For each pass and row, when each of its experts is used again: number of visits of layers from the start, or never."""
+    """For each pass and row, when each of its experts, in the order of their numbers, is used again: place among all uses, or never."""
     upcoming = np.full(shape, _NEVER)
     found: list[list[np.ndarray]] = [[] for _ in passes]
     for clock in range(len(passes) - 1, -1, -1):
         for row in range(shape[0] - 1, -1, -1):
             used = np.array(passes[clock][row], np.int64)
             found[clock].insert(0, upcoming[row, used].copy())
-            upcoming[row, used] = clock * shape[0] + row
+            upcoming[row, used] = (clock * shape[0] + row) * shape[1] + np.arange(len(used))
     return found

@@ -5,25 +5,18 @@ files, so they run in a sandbox, with bounds on their output and their work.
 """
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from datetime import datetime
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from time import monotonic
-from typing import Any, NoReturn
+from typing import Any
 
 import jinja2
-from jinja2 import nodes
-from jinja2.ext import Extension, loopcontrols
-from jinja2.parser import Parser
-from jinja2.runtime import Context, Undefined
-from jinja2.sandbox import ImmutableSandboxedEnvironment
+import jinja2.meta
 
 from .errors import TemplateError
+from .template_sandbox import MAX_SOURCE_CHARS, Environment, TemplateRefusal, render
 
-MAX_OUTPUT_CHARS = 64 * 1024 * 1024
-MAX_LOOP_STEPS = 5_000_000
-MAX_RENDER_S = 20.0
-_BUDGET = "_colibri_budget"
+THINKING = ("on", "off", "low", "medium", "high")
+_LEAST_EFFORTS = ("no_think", "none", "minimal", "low")
 
 
 class ChatTemplate:
@@ -33,15 +26,25 @@ class ChatTemplate:
     ----------
     source : the template, or several by name ("default", and "tool_use" for conversations with tools)
     bos_token, eos_token : what the template may write at the start of a text and at the end of a turn
+
+    Attributes
+    ----------
+    source : the text of all variants
+    variables : names it reads that can be given as options
+    builtin : the name of this library's template that stands in for the model's missing one, None for the model's own
     """
 
-    def __init__(self, source: str | Mapping[str, str], *, bos_token: str | None = None, eos_token: str | None = None):
+    def __init__(
+        self, source: str | Mapping[str, str], *, bos_token: str | None = None, eos_token: str | None = None, builtin: str | None = None
+    ):
         sources = {"default": source} if isinstance(source, str) else dict(source)
         if "default" not in sources:
             raise TemplateError(f"the chat template has the variants {', '.join(sources) or '(none)'}, expected one named default")
-        environment = _environment()
+        environment = Environment()
         self._templates = {name: _compile(environment, name, text) for name, text in sources.items()}
-        self.source = sources["default"]
+        self.source = "\n".join(sources.values())
+        self.variables = _variables_of(environment, sources["default"])
+        self.builtin = builtin
         self.bos_token, self.eos_token = bos_token or "", eos_token or ""
 
     @classmethod
@@ -88,7 +91,47 @@ class ChatTemplate:
             **({"tools": list(tools)} if tools else {"tools": None}),
             **extras,
         }
-        return _bounded_render(template or self._templates["default"], variables)
+        template = template or self._templates["default"]
+        try:
+            return _rendered(template, variables)
+        except TemplateRefusal as error:
+            # Some models were trained without system messages (Gemma 2); theirs belong to the first question then.
+            merged = _with_system_in_user(variables["messages"]) if "system" in str(error).lower() else None
+            if merged is None:
+                raise
+            return _rendered(template, variables | {"messages": merged})
+
+
+    def thinking_options(self, setting: str) -> dict[str, Any]:
+        """The template's variables for "on", "off", or an effort of "low", "medium" or "high", to be given to `render`.
+
+        Raises TemplateError when the template has no such switch. Models without one that can be turned off think as little as
+        they can with "off".
+        """
+        if setting not in THINKING:
+            raise TemplateError(f"thinking is {setting!r}, expected one of {', '.join(THINKING)}")
+        effort = {"reasoning_effort": setting} if "reasoning_effort" in self.variables else {}
+        if setting in ("low", "medium", "high"):
+            if not effort:
+                raise TemplateError(f"this model's chat template knows no effort of thinking such as {setting!r}")
+            return self._switch(True) | effort
+        options = self._switch(setting == "on")
+        if effort and not options:
+            known = [word for word in _LEAST_EFFORTS if f"'{word}'" in self.source or f'"{word}"' in self.source]
+            least = known[0] if known else "low"
+            # Where not thinking is the default, thinking must be asked for; elsewhere the template's own default is on.
+            options = {"reasoning_effort": least} if setting == "off" else {"reasoning_effort": "high"} if least == "no_think" else {}
+        elif not options:
+            raise TemplateError("this model's chat template has no switch for thinking")
+        return options
+
+    def _switch(self, on: bool) -> dict[str, Any]:
+        switches: dict[str, Any] = {name: on for name in ("enable_thinking", "thinking", "reasoning") if name in self.variables}
+        if "thinking_mode" in self.variables:
+            switches["thinking_mode"] = "enabled" if on else "disabled"
+        if "thinking_budget" in self.variables:
+            switches["thinking_budget"] = -1 if on else 0
+        return switches
 
 
 def missing_template(model_name: str) -> TemplateError:
@@ -107,17 +150,18 @@ def _checked_message(message: Mapping[str, Any]) -> dict[str, Any]:
 
 def _find_source(folder: Path, config: Mapping[str, Any]) -> str | dict[str, str] | None:
     file = folder / "chat_template.jinja"
-    if file.is_file():
-        try:
-            return file.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise TemplateError(f"{file}: cannot be read as UTF-8 ({error})") from error
     source = _json_object(folder / "chat_template.json").get("chat_template", config.get("chat_template"))
     if isinstance(source, list):
-        return {str(variant.get("name")): str(variant.get("template")) for variant in source if isinstance(variant, dict)}
-    if source is None or isinstance(source, str):
+        source = {str(variant.get("name")): str(variant.get("template")) for variant in source if isinstance(variant, dict)}
+    elif source is not None and not isinstance(source, str):
+        raise TemplateError(f"{folder}: chat_template is a {type(source).__name__}, expected text")
+    if not file.is_file():
         return source or None
-    raise TemplateError(f"{folder}: chat_template is a {type(source).__name__}, expected text")
+    try:
+        text = file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise TemplateError(f"{file}: cannot be read as UTF-8 ({error})") from error
+    return {**source, "default": text} if isinstance(source, dict) else text
 
 
 def _json_object(path: Path) -> dict[str, Any]:
@@ -135,126 +179,47 @@ def _token_text(value: Any) -> str | None:
     return value.get("content") if isinstance(value, dict) else value
 
 
-def _compile(environment: "_Environment", name: str, source: str) -> jinja2.Template:
+def _variables_of(environment: Environment, source: str) -> frozenset[str]:
+    own = {"messages", "tools", "documents", "add_generation_prompt", "bos_token", "eos_token"}
+    return frozenset(jinja2.meta.find_undeclared_variables(environment.parse(source)) - own)
+
+
+def _compile(environment: Environment, name: str, source: str) -> jinja2.Template:
+    if len(source) > MAX_SOURCE_CHARS:
+        raise TemplateError(f"chat template {name!r} has {len(source)} characters, at most {MAX_SOURCE_CHARS} are accepted")
     try:
         return environment.from_string(source)
     except jinja2.TemplateSyntaxError as error:
         raise TemplateError(f"chat template {name!r}, line {error.lineno}: {_one_line(error)}") from error
-    except RecursionError as error:
+    except (RecursionError, MemoryError) as error:
         raise TemplateError(f"chat template {name!r} is nested too deeply") from error
 
 
-def _bounded_render(template: jinja2.Template, variables: dict[str, Any]) -> str:
-    budget = _Budget()
-    parts: list[str] = []
+def _rendered(template: jinja2.Template, variables: dict[str, Any]) -> str:
     try:
-        for part in template.generate(variables | {_BUDGET: budget}):
-            parts.append(part)
-            budget.wrote(len(part))
+        return render(template, variables)
     except TemplateError:
         raise
     except jinja2.UndefinedError as error:
-        raise TemplateError(f"the chat template misses a value: {_one_line(error)}") from error
+        raise TemplateError(f"the chat template misses a value, to be given as an option of the template: {_one_line(error)}") from error
     except RecursionError as error:
         raise TemplateError("the chat template recurses too deeply") from error
     except Exception as error:  # a template may raise whatever its expressions raise: TypeError, ValueError, OverflowError ...
-        raise TemplateError(f"the chat template fails on this conversation: {type(error).__name__}: {_one_line(error)}") from error
-    return "".join(parts)
+        what = f"{type(error).__name__}: {_one_line(error)}"
+        if variables["tools"] is None and isinstance(error, TypeError) and "NoneType" in str(error):
+            raise TemplateError(f"the chat template works with tools only, and none are given ({what})") from error
+        raise TemplateError(f"the chat template fails on this conversation: {what}") from error
+
+
+def _with_system_in_user(messages: list[dict[str, Any]]) -> list[dict[str, Any]] | None:
+    """The conversation with its system message in front of the first user message, None if it has no such two."""
+    if len(messages) < 2 or [message["role"] for message in messages[:2]] != ["system", "user"]:
+        return None
+    contents = [content for message in messages[:2] if isinstance(content := message.get("content"), str)]
+    if len(contents) < 2:
+        return None
+    return [{**messages[1], "content": "\n\n".join(contents)}, *messages[2:]]
 
 
 def _one_line(error: Exception) -> str:
     return " ".join(str(error).split())[:300]
-
-
-class _Budget:
-    """Work and output left to one rendering."""
-
-    def __init__(self) -> None:
-        self._steps, self._chars, self._deadline = 0, 0, monotonic() + MAX_RENDER_S
-
-    def step(self) -> None:
-        self._steps += 1
-        if self._steps > MAX_LOOP_STEPS:
-            raise TemplateError(f"the chat template takes more than {MAX_LOOP_STEPS} loop steps for this conversation")
-        if self._steps % 1024 == 0:
-            self._check_time()
-
-    def wrote(self, chars: int) -> None:
-        self._chars += chars
-        if self._chars > MAX_OUTPUT_CHARS:
-            raise TemplateError(f"the chat template writes more than {MAX_OUTPUT_CHARS} characters for this conversation")
-        self._check_time()
-
-    def _check_time(self) -> None:
-        if monotonic() > self._deadline:
-            raise TemplateError(f"the chat template takes longer than {MAX_RENDER_S:.0f} s for this conversation")
-
-
-@jinja2.pass_context
-def _count_steps(context: Context, items: Any) -> Any:
-    """The items of a loop, each one counted against the rendering's budget."""
-    budget = context.resolve(_BUDGET)
-    if isinstance(items, Undefined) or not isinstance(budget, _Budget):
-        return items
-
-    def counted() -> Iterator[Any]:
-        for item in items:
-            budget.step()
-            yield item
-
-    return counted()
-
-
-class _GenerationTag(Extension):
-    """{% generation %} ... {% endgeneration %} marks the assistant's text for training; for rendering it is a plain block."""
-
-    tags = {"generation"}  # noqa: RUF012 - the name and type jinja2 asks for
-
-    def parse(self, parser: Parser) -> list[nodes.Node]:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
-
-
-class _Environment(ImmutableSandboxedEnvironment):
-    """jinja2's sandbox, in which loops are counted and repeating or raising to a power cannot exhaust memory."""
-
-    intercepted_binops = frozenset({"*", "**"})
-
-    def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
-        tree = super()._parse(source, name, filename)
-        for loop in tree.find_all(nodes.For):
-            if not loop.recursive:
-                loop.iter = nodes.Filter(loop.iter, "_count_steps", [], [], None, None, lineno=loop.lineno)
-        return tree
-
-    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        if operator == "*":
-            for items, times in ((left, right), (right, left)):
-                if isinstance(items, str | list | tuple) and isinstance(times, int) and len(items) * times > MAX_LOOP_STEPS:
-                    raise TemplateError(f"the chat template repeats {len(items)} characters or items {times} times")
-        if operator == "**" and (abs(left) > 1e6 or abs(right) > 64):
-            raise TemplateError(f"the chat template computes {left} ** {right}")
-        return super().call_binop(context, operator, left, right)
-
-
-def _environment() -> _Environment:
-    environment = _Environment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _GenerationTag])
-    environment.filters["tojson"] = _to_json
-    environment.filters["_count_steps"] = _count_steps
-    functions: dict[str, Callable[..., Any]] = {"raise_exception": _raise_exception, "strftime_now": _strftime_now}
-    environment.globals.update(functions)
-    return environment
-
-
-def _to_json(value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False) -> str:
-    """JSON as models saw it in training: no HTML escapes, no ASCII escapes, keys in their order."""
-    value = list(value) if isinstance(value, Iterator) else value  # what jinja2's map and select give
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-
-
-def _raise_exception(message: str) -> NoReturn:
-    raise TemplateError(f"the chat template refuses this conversation: {' '.join(str(message).split())[:300]}")
-
-
-def _strftime_now(format: str) -> str:
-    return datetime.now().strftime(format)

@@ -6,6 +6,7 @@ Out: sessions; forward passes, one at a time, in the order of asking
 
 import hashlib
 import json
+import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -31,7 +32,8 @@ from .session import Session
 from .stats import ExpertStats
 from .turn_lock import TurnLock
 
-PREFILL_CHUNK_TOK = 128  # large enough to read each expert once for many tokens, small enough to cancel soon
+PREFILL_CHUNK_TOK = 128  # long enough for the kernels, short enough to cancel soon
+STREAMING_CHUNK_TOK = 512  # where experts are read anew for every chunk; such a pass can be cancelled at every layer
 MAX_THREADS = 256
 RUNTIME_BYTES = 128 << 20  # vocabulary and compiled kernels: 69 to 93 MB were measured beside the plan, 156 MB while compiling
 
@@ -124,7 +126,7 @@ class Engine:
         prefetch         "auto", True or False. Experts are read on demand at present, so nothing is ever read ahead
         preload          fill the expert cache before returning
         on_progress      called as on_progress(what, done, total)
-        prefill_chunk    prompt tokens between two looks at `cancel`; more is faster when experts are streamed
+        prefill_chunk    prompt tokens of one pass; None: 128, up to 512 where experts are streamed and there is memory for it
         expert_policy    which expert leaves a full cache first: "auto", or a name of eviction.POLICIES
         trace            file to write, anew: which experts each pass used (expert_trace.py); nothing for a dense model
         parts            replacements for tests
@@ -144,6 +146,8 @@ class Engine:
         parts = parts or default_parts()
         threads, chunk = threads or usable_cores(), prefill_chunk or PREFILL_CHUNK_TOK
         plan = _plan(manifest, config, parts, budget, context_length, chunk, threads)
+        if prefill_chunk is None and plan.streams_experts:
+            chunk, plan = _longer_chunk(plan, lambda tokens: _plan(manifest, config, parts, budget, context_length, tokens, threads))
         engine = cls(path, manifest, config, plan, threads, chunk, parts)
         try:
             engine._load(on_progress, preload, DEFAULT_POLICY if expert_policy == "auto" else expert_policy, trace)
@@ -180,7 +184,19 @@ class Engine:
     def _load_tokenizer(self) -> None:
         if self.manifest.tokenizer is not None:
             self.tokenizer = self.parts.load_tokenizer(self.path, self.manifest.tokenizer)
+            from .builtin_templates import builtin_template
+
             self.chat_template = self.parts.load_chat_template(self.path)
+            if self.chat_template is None:
+                self.chat_template = builtin_template(self.manifest.family, self.tokenizer, self.manifest.tokenizer)
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """What a user should know about how the model was opened, a sentence each."""
+        builtin = self.chat_template.builtin if self.chat_template is not None else None
+        if builtin is None:
+            return ()
+        return (f"the model has no chat template; conversations are written in the format {builtin!r}, as is usual for its kind",)
 
     @property
     def end_ids(self) -> frozenset[int]:
@@ -224,16 +240,19 @@ class Engine:
             )
         return self._decoder.new_state(self.context_length)
 
-    def forward(self, state: Any, token_ids: Sequence[int], logits: str = "last") -> Pass:
+    def forward(
+        self, state: Any, token_ids: Sequence[int], logits: str = "last", cancel: threading.Event | None = None
+    ) -> Pass:  # fmt: skip
         """Append `token_ids` to `state`. One pass at a time over all threads, first come, first served.
 
         logits   "none", "last" -> float32 (V,), "all" -> float32 (T, V); at most `prefill_chunk` tokens a call
+        cancel   ends a pass that waits for experts with PassCancelled
         """
         ids = np.asarray(token_ids, np.int64)
         with self._lock:
             self._refuse_closed()
             before, started = self.expert_stats, time.perf_counter()
-            result = self._decoder.forward(state, ids, logits=logits)
+            result = self._decoder.forward(state, ids, logits=logits, cancel=cancel)
             return Pass(result, time.perf_counter() - started, self.expert_stats - before)
 
     def _refuse_closed(self) -> None:
@@ -274,6 +293,23 @@ def kv_dtype(manifest: Manifest) -> type:
     """Number type of keys and values: float32 for a model in float32, else float16."""
     entry = manifest.tensors.get("model.embed_tokens.weight")
     return np.float32 if entry is not None and entry.type == "f32" else np.float16
+
+
+def _longer_chunk(plan: MemoryPlan, plan_for: Callable[[int], MemoryPlan]) -> tuple[int, MemoryPlan]:
+    """The longest chunk that takes no more than a tenth of the experts' memory, and the plan with it.
+
+    Every chunk of a prompt reads most experts that are not in memory, so half as many chunks read half as much.
+    """
+    chunk = STREAMING_CHUNK_TOK
+    while chunk > PREFILL_CHUNK_TOK:
+        try:
+            longer = plan_for(chunk)
+        except MemoryBudgetError:
+            longer = None
+        if longer is not None and longer.experts >= 0.9 * plan.experts and longer.context_length == plan.context_length:
+            return chunk, longer
+        chunk //= 2
+    return PREFILL_CHUNK_TOK, plan
 
 
 def _plan(

@@ -44,6 +44,10 @@ class ExpertReadError(ColibriError):
     """An expert's bytes could not be read from its file."""
 
 
+class PassCancelled(ColibriError):
+    """A forward pass was given up because its caller asked for that; nothing of it counts."""
+
+
 class ContextLengthError(ColibriError):
     """The prompt does not fit into the context."""
 

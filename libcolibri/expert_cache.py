@@ -10,12 +10,13 @@ at a time, whatever number of sessions and threads there are. `stats` may be rea
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from .arena import allocate
 from .errors import MemoryBudgetError
-from .eviction import DEFAULT_POLICY, make_policy
+from .eviction import DEFAULT_POLICY, least, make_policy
 from .expert_store import ExpertStore
 from .expert_trace import TraceWriter
 from .stats import ExpertStats
@@ -46,8 +47,7 @@ class _SlotClass:
         There must be as many.
         """
         values = np.where((self.addresses != 0) & ~protected, self.policy.values(self.stamps, row, clock), np.inf)
-        chosen = np.argsort(values, axis=None, kind="stable")[:count]
-        return [divmod(int(at), self.stamps.shape[1]) for at in chosen]
+        return [divmod(int(at), self.stamps.shape[1]) for at in least(values, count)]
 
     def note_pass(self, routed: Mapping[int, np.ndarray], clock: int) -> None:
         """Tell the policy which experts of these layers a pass used."""
@@ -62,6 +62,16 @@ class _SlotClass:
         slot = (int(self.addresses[row, expert]) - self.base) // self.expert_bytes
         self.addresses[row, expert] = 0
         return slot
+
+
+@dataclass(frozen=True, slots=True)
+class _Reading:
+    """Experts of a layer on their way into slots; `wait` ends it."""
+
+    layer: int
+    expert_ids: list[int]
+    slots: list[int]
+    wait: Callable[[], None]
 
 
 def floor_bytes(expert_bytes: Mapping[int, int], num_experts_per_tok: int) -> int:
@@ -97,6 +107,7 @@ class ExpertCache:
         self._store, self._policy, self._trace = store, policy, trace
         self.clock = np.zeros(1, np.int64)  # passes so far, int64 (1,): native code stamps what it uses with it
         self._hits = self._misses = self._read_bytes = self._evictions = 0
+        self._reading: _Reading | None = None
         check_floor(budget_bytes, store.expert_bytes, num_experts_per_tok)
         slots = _divide(store, budget_bytes, num_experts_per_tok)
         self._classes: list[_SlotClass] = []
@@ -139,16 +150,39 @@ class ExpertCache:
         slot_class, row = self._place[layer]
         return slot_class.stamps[row, : self._store.num_experts[layer]]
 
+    def begin(self, layer: int, expert_ids: Sequence[int] | np.ndarray, busy: Sequence[int] | np.ndarray) -> None:
+        """Start to read as many of the missing experts as fit beside the `busy` ones of the layer, which are being computed.
+
+        They become resident at the next `bring_in` of this layer, which must follow.
+        """
+        assert self._reading is None, "one layer is computed at a time"
+        slot_class, row = self._place[layer]
+        room = slot_class.n_slots - len(busy)
+        wanted = [int(expert) for expert in expert_ids[:room]]
+        if wanted:
+            slots = self._take_slots(slot_class, row, {int(expert) for expert in busy}, len(wanted))
+            self._reading = _Reading(layer, wanted, slots, self._store.start(layer, wanted, [slot_class.memory[slot] for slot in slots]))
+
     def bring_in(self, layer: int, expert_ids: Sequence[int] | np.ndarray) -> None:
         """Answer an expert fault: make as many of the missing experts resident as fit, at least one; any other may be evicted.
 
-        The decoder computes those and faults again for the rest, so the smallest cache serves the longest prompt.
+        Where reads have begun, it is those experts, and nothing more. The decoder computes them and faults again for the rest, so the
+        smallest cache serves the longest prompt. Raises ExpertReadError; then the missing ones are absent and the cache is intact.
         """
-        self.ensure(layer, expert_ids[: self.capacity(layer)])
+        reading, self._reading = self._reading, None
+        if reading is None:
+            self.ensure(layer, expert_ids[: self.capacity(layer)])
+            return
+        assert reading.layer == layer, "a layer whose reads have begun is brought in before another"
+        self._install(reading)
+        self._misses += len(reading.expert_ids)
 
     def begin_pass(self) -> None:
-        """A forward pass begins: from now on uses are newer."""
+        """A forward pass begins: from now on uses are newer. What an interrupted one was reading is waited for."""
         self.clock += 1
+        if self._reading is not None:
+            reading, self._reading = self._reading, None
+            self._install(reading)
 
     def end_pass(self, routed: Mapping[int, np.ndarray]) -> None:
         """A forward pass has ended. routed: by layer, the experts of each token, int64 (T, K)."""
@@ -191,7 +225,6 @@ class ExpertCache:
                 )
             self._load(layer, missing, self._take_slots(slot_class, row, kept, len(missing)))
             self._misses += len(missing)
-            slot_class.stamps[row, missing] = self.clock[0]
 
     def _take_slots(self, slot_class: _SlotClass, row: int, kept: set[int], count: int) -> list[int]:
         """`count` slots, free ones first, then those of the experts of least value; `capacity` was checked, so there are as many."""
@@ -205,15 +238,21 @@ class ExpertCache:
         return [slot_class.free.pop() for _ in range(count)]
 
     def _load(self, layer: int, expert_ids: list[int], slots: list[int]) -> None:
-        slot_class, row = self._place[layer]
+        memory = self._place[layer][0].memory
+        self._install(_Reading(layer, expert_ids, slots, self._store.start(layer, expert_ids, [memory[slot] for slot in slots])))
+
+    def _install(self, reading: "_Reading") -> None:
+        """Wait for the reads, then enter the experts into the table, stamped with this pass."""
+        slot_class, row = self._place[reading.layer]
         try:
-            self._store.read(layer, expert_ids, [slot_class.memory[slot] for slot in slots])
+            reading.wait()
         except BaseException:
             # Half-filled slots must never be found in the table.
-            slot_class.free.extend(reversed(slots))
+            slot_class.free.extend(reversed(reading.slots))
             raise
-        slot_class.addresses[row, expert_ids] = [slot_class.base + slot * slot_class.expert_bytes for slot in slots]
-        self._read_bytes += len(expert_ids) * slot_class.expert_bytes
+        slot_class.addresses[row, reading.expert_ids] = [slot_class.base + slot * slot_class.expert_bytes for slot in reading.slots]
+        slot_class.stamps[row, reading.expert_ids] = self.clock[0]
+        self._read_bytes += len(reading.expert_ids) * slot_class.expert_bytes
 
     def preload(self, on_progress: Progress | None = None) -> None:
         """Fill the free slots, expert 0 of every layer, then expert 1, and so on; nothing is evicted. Counts bytes, but no misses.

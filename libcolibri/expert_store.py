@@ -4,13 +4,13 @@ In:  a model directory, targets of exactly expert_bytes each
 Out: filled targets; ExpertReadError naming file, layer and expert
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from .errors import ExpertReadError
-from .file_reader import FileReader, ParallelReader, ReadRequest
+from .file_reader import FileReader, ParallelReader, ReadRequest, Reads
 from .format import Manifest, expert_offsets
 
 READ_THREADS = 4
@@ -19,10 +19,10 @@ READ_THREADS = 4
 class ExpertStore:
     """The expert files of one model, kept open.
 
-    drop_page_cache   ask the system to forget its own copy after each read: set when the files do not fit into memory beside the cache,
-                      where a second copy of what was just read would only push out something needed
+    drop_page_cache   go around the system's page cache, or ask it to forget its copy after each read: set when the files do not fit into
+                      memory beside the cache, where a second copy of what was just read would only push out something needed
 
-    One `read` at a time (the engine's forward lock sees to it); inside it several threads read in parallel.
+    One caller at a time (the engine's forward lock sees to it); several threads read in parallel.
     """
 
     def __init__(self, model_dir: Path, manifest: Manifest, *, drop_page_cache: bool = False, threads: int = READ_THREADS):
@@ -34,7 +34,7 @@ class ExpertStore:
         self._reader = ParallelReader(threads)
         try:
             for layer in self.expert_bytes:
-                self._files[layer] = FileReader(model_dir / manifest.experts[layer].file)
+                self._files[layer] = FileReader(model_dir / manifest.experts[layer].file, direct=drop_page_cache)
         except OSError as error:
             self.close()
             raise ExpertReadError(
@@ -46,22 +46,31 @@ class ExpertStore:
         """Bytes of all experts of all layers."""
         return sum(self.expert_bytes[layer] * self.num_experts[layer] for layer in self.expert_bytes)
 
-    def read(self, layer: int, expert_ids: Sequence[int], targets: Sequence[np.ndarray]) -> None:
-        """Fill targets[i] (uint8 (expert_bytes,), aligned to 4096) with expert expert_ids[i] of `layer`, all in parallel.
+    def start(self, layer: int, expert_ids: Sequence[int], targets: Sequence[np.ndarray]) -> Callable[[], None]:
+        """Begin to fill targets[i] (uint8 (expert_bytes,), aligned to 4096) with expert expert_ids[i] of `layer`, all in parallel.
 
-        A read that fails is tried once more, since a drive's or a network share's hiccup often passes.
-        Raises ExpertReadError; then the targets' contents are undefined. No read is in flight afterwards.
+        Returns what waits for them: a call that must be made, once. A read that fails is tried once more in it, since a drive's or a
+        network share's hiccup often passes. It raises ExpertReadError; then the targets' contents are undefined. No read is in flight
+        after it.
         """
         file = self._files[layer]
         requests = [self._request(file, layer, expert, target) for expert, target in zip(expert_ids, targets, strict=True)]
-        failed = self._reader.read(requests)
+        reads = self._reader.start(requests)
+        return lambda: self._finish(file, requests, reads)
+
+    def read(self, layer: int, expert_ids: Sequence[int], targets: Sequence[np.ndarray]) -> None:
+        """`start`, and wait for it."""
+        self.start(layer, expert_ids, targets)()
+
+    def _finish(self, file: FileReader, requests: list[ReadRequest], reads: Reads) -> None:
+        failed = reads.wait()
         if failed:
             failed = self._reader.read([request for request, _ in failed])
         for request, error in failed:
             raise ExpertReadError(
                 f"{file.path}: {request.name} cannot be read ({error}), tried twice; check the drive, then copy or convert the model again"
             ) from error
-        if self.drop_page_cache:
+        if self.drop_page_cache and not file.direct:
             self._forget(file, requests)
 
     def _request(self, file: FileReader, layer: int, expert: int, target: np.ndarray) -> ReadRequest:

@@ -3,6 +3,7 @@
 In: files, offsets, targets. Out: filled targets, or the first OSError. A short read is an error, not zeros.
 """
 
+import errno
 import os
 import threading
 from collections.abc import Iterable
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
+DIRECT_ALIGN = 4096
 # One piece keeps a device queue busy; smaller ones let several threads share one large expert.
 PIECE_BYTES = 2 << 20
 
@@ -21,21 +23,38 @@ class ShortReadError(OSError):
 
 
 class FileReader:
-    """One open file, read at offsets by several threads at once."""
+    """One open file, read at offsets by several threads at once.
 
-    def __init__(self, path: Path):
+    direct   go around the system's page cache where that is possible: offsets, sizes and targets are then multiples of DIRECT_ALIGN.
+             A copy that is read once costs time and memory, and the system reads ahead what nobody wants.
+    """
+
+    def __init__(self, path: Path, *, direct: bool = False):
         self.path = path
-        self._fd = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0))
+        self.direct = direct and hasattr(os, "O_DIRECT") and hasattr(os, "preadv")
+        self._fd = self._open()
         self._seek_lock = threading.Lock()
+
+    def _open(self) -> int:
+        flags = os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0)
+        if self.direct:
+            try:
+                return os.open(self.path, flags | os.O_DIRECT)
+            except OSError as error:
+                if error.errno != errno.EINVAL:  # tmpfs and some network file systems know no direct access
+                    raise
+                self.direct = False
+        return os.open(self.path, flags)
 
     def read_into(self, target: memoryview, offset: int) -> None:
         """Fill `target` with the bytes from `offset` on; OSError, or ShortReadError at the end of the file."""
         done = 0
         while done < len(target):
             count = self._read_some(target[done:], offset + done)
-            if count == 0:
-                raise ShortReadError(f"ends at byte {offset + done}, {len(target) - done} bytes too early")
             done += count
+            # A direct read that ends between two aligned places has met the end of the file.
+            if count == 0 or (self.direct and count % DIRECT_ALIGN):
+                raise ShortReadError(f"ends at byte {offset + done}, {len(target) - done} bytes too early")
 
     def _read_some(self, target: memoryview, offset: int) -> int:
         if hasattr(os, "preadv"):
@@ -73,22 +92,35 @@ class ParallelReader:
     def __init__(self, threads: int = 4):
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="colibri-read")
 
+    def start(self, requests: Iterable[ReadRequest]) -> "Reads":
+        """Begin all requests and return at once."""
+        pieces = [(request, *piece) for request in requests for piece in _pieces(request)]
+        return Reads([(self._pool.submit(request.file.read_into, view, offset), request) for request, view, offset in pieces])
+
     def read(self, requests: Iterable[ReadRequest]) -> list[tuple[ReadRequest, OSError]]:
         """Carry out all requests; returns those that failed, once each, with the error. Every read has ended on return."""
-        pieces = [
-            (self._pool.submit(request.file.read_into, view, offset), request) for request in requests for view, offset in _pieces(request)
-        ]
-        wait([future for future, _ in pieces])
-        failed: dict[int, tuple[ReadRequest, OSError]] = {}
-        for future, request in pieces:
-            error = _os_error(future)
-            if error is not None:
-                failed.setdefault(id(request), (request, error))
-        return list(failed.values())
+        return self.start(requests).wait()
 
     def close(self) -> None:
         """Wait for reads in flight and end the threads."""
         self._pool.shutdown(wait=True)
+
+
+class Reads:
+    """Requests in flight; their targets belong to them until `wait` returns."""
+
+    def __init__(self, pieces: list[tuple[Future, ReadRequest]]):
+        self._pieces = pieces
+
+    def wait(self) -> list[tuple[ReadRequest, OSError]]:
+        """The requests that failed, once each, with the error. Every read has ended on return."""
+        wait([future for future, _ in self._pieces])
+        failed: dict[int, tuple[ReadRequest, OSError]] = {}
+        for future, request in self._pieces:
+            error = _os_error(future)
+            if error is not None:
+                failed.setdefault(id(request), (request, error))
+        return list(failed.values())
 
 
 def _pieces(request: ReadRequest) -> Iterable[tuple[memoryview, int]]:

@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
+from .errors import PassCancelled
 from .stats import GenerationStats
+from .text_filter import Piece, TextFilter
 
 if TYPE_CHECKING:
     from .session import Session
@@ -22,15 +24,19 @@ if TYPE_CHECKING:
 class Step:
     """What one step of a generation brought.
 
-    text            complete characters to append; "" during prefill and while a character is unfinished
+    text            complete characters of the answer to append; "" during prefill and while a character is unfinished
     token_id        the token generated; None during prefill and in the step that reports a cancellation
     finish_reason   None, or in the last step "stop" (end token or stop string), "length" (max_tokens or context), "cancelled"
+    reasoning       characters of the model's reasoning to append, which are no part of the answer
+    tool_call       characters of a call of one of the tools given, as the model writes it; a newline ends each call
     """
 
     text: str
     token_id: int | None
     finish_reason: str | None
     stats: GenerationStats
+    reasoning: str = ""
+    tool_call: str = ""
 
 
 class TokenSampler(Protocol):
@@ -39,43 +45,9 @@ class TokenSampler(Protocol):
     def pick(self, logits: np.ndarray, history: list[int]) -> int: ...
 
 
-class TextFilter(Protocol):
-    """Turns token ids into text and watches for stop strings."""
-
-    def push(self, token_id: int) -> tuple[str, bool]: ...
-
-    def flush(self) -> str: ...
-
-
-class NoText:
-    """The text of a model without a tokenizer."""
-
-    def push(self, token_id: int) -> tuple[str, bool]:
-        return "", False
-
-    def flush(self) -> str:
-        return ""
-
-
-class StoppableText:
-    """Text stream of a tokenizer behind stop strings: text that may be the start of one is held back."""
-
-    def __init__(self, stream, stops):
-        self._stream, self._stops = stream, stops
-
-    def push(self, token_id: int) -> tuple[str, bool]:
-        """(text that is certain, whether a stop string has come)."""
-        return self._stops.push(self._stream.push(token_id))
-
-    def flush(self) -> str:
-        """What was held back and turned out to be no stop string."""
-        text, stopped = self._stops.push(self._stream.flush())
-        return text if stopped else text + self._stops.flush()
-
-
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """When a generation ends. `cancel` is looked at before every forward pass."""
+    """When a generation ends. `cancel` is looked at before every forward pass, and in prefill while experts are read."""
 
     max_tokens: int | None
     end_ids: frozenset[int]
@@ -103,12 +75,12 @@ class Generation:
             return
         while True:
             token_id = self._sample(logits)
-            text, reason = self._judge(token_id)
-            yield Step(text, token_id, reason, self.stats)
+            piece, reason = self._judge(token_id)
+            yield self._step(piece, token_id, reason)
             if reason is not None:
                 return
             if self._limits.cancelled:
-                yield Step(self._text.flush(), None, "cancelled", self.stats)
+                yield self._step(self._text.flush(), None, "cancelled")
                 return
             logits = self._forward([token_id], prefill=False, last=True)
 
@@ -121,13 +93,16 @@ class Generation:
         for start, end in self._session.passes(reused, len(self._prompt)):
             if self._limits.cancelled:
                 return None
-            logits = self._forward(self._prompt[start:end], prefill=True, last=end == len(self._prompt))
+            try:
+                logits = self._forward(self._prompt[start:end], prefill=True, last=end == len(self._prompt))
+            except PassCancelled:
+                return None
             yield Step("", None, None, self.stats)
         return None if self._limits.cancelled else logits
 
     def _forward(self, token_ids: list[int], *, prefill: bool, last: bool) -> np.ndarray | None:
         with self._session.using(self._turn):
-            done = self._session.extend(token_ids, "last" if last else "none")
+            done = self._session.extend(token_ids, "last" if last else "none", self._limits.cancel if prefill else None)
         old = self.stats
         self.stats = replace(
             old,
@@ -154,13 +129,16 @@ class Generation:
         )
         return token_id
 
-    def _judge(self, token_id: int) -> tuple[str, str | None]:
+    def _step(self, piece: Piece, token_id: int | None, reason: str | None) -> Step:
+        return Step(piece.text, token_id, reason, self.stats, piece.reasoning, piece.tool_call)
+
+    def _judge(self, token_id: int) -> tuple[Piece, str | None]:
         """(text to show, finish reason) after a token."""
         if token_id in self._limits.end_ids:
             return self._text.flush(), "stop"
-        text, stopped = self._text.push(token_id)
-        if stopped:
-            return text, "stop"
+        piece = self._text.push(token_id)
+        if piece.stopped:
+            return piece, "stop"
         if self.stats.completion_tok == self._limits.max_tokens or self._session.is_full:
-            return text + self._text.flush(), "length"
-        return text, None
+            return piece + self._text.flush(), "length"
+        return piece, None

@@ -51,9 +51,17 @@ def _cased(digits: str, contraction: str = "", exclude: str = "", newline: str =
 
 
 _GPT2 = rf"{_CONTRACTIONS}| ?\p{{L}}+| ?\p{{N}}+| ?[^\s\p{{L}}\p{{N}}]+|\s+(?!\S)|\s+"
-_QWEN2, _LLAMA3 = _words(), _words(digits=r"\p{N}{1,3}")
+_QWEN2, _LLAMA3, _QWEN35 = _words(), _words(digits=r"\p{N}{1,3}"), _words(letters=r"[\p{L}\p{M}]")
 _CJK = r"[\x{4E00}-\x{9FA5}\x{3040}-\x{309F}\x{30A0}-\x{30FF}]+"
-_DEEPSEEK3 = r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|" + _SPACES
+
+
+def _signs_and_letters(newlines: str = r"\s*[\r\n]+|") -> str:
+    """The main pattern of DeepSeek V3; with other newlines, signs do not take along those after them."""
+    signs = r" ?[\p{P}\p{S}]+" + ("" if newlines == r"[\r\n]|" else r"[\r\n]*")
+    lead = r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
+    return rf"{lead}|{signs}|{newlines}\s+(?!\S)|\s+"
+
+
 _DEEPSEEK_CJK = r"[\x{4E00}-\x{9FA5}\x{0800}-\x{4E00}\x{AC00}-\x{D7FF}]+"
 
 # The letters of DeepSeek LLM's published class: cased letters as Unicode 11 knew them, minus a few, so no property names it.
@@ -79,6 +87,14 @@ _DEEPSEEK_LLM = (
     _DEEPSEEK_CJK,
     r"\p{N}",
 )
+_EAST_ASIAN = "+|".join(
+    _char_class(ranges)
+    for ranges in ("AC00-D7A3 3131-318E", "FF01 2026 201C 201D 2018 2019 2014 FF1A FF1B FF0C 3001-303F FE30-FE4F", "3105-312F")
+) + r"+|" + _CJK
+_ASIAN_SCRIPTS = """
+4E00-9FFF 3400-4DBF F900-FAFF 3040-309F 30A0-30FF FF65-FF9F 2F00-2FDF E40-E7F E80-EFF 1780-17FF 1000-109F AA60-AA7F A9E0-A9FF AC00-D7AF
+1100-11FF
+"""
 _BLOOM = r" ?[^(\s|.,!?…。，、।۔،)]+"
 
 _TABLE: dict[str, PreTokenizer] = {}
@@ -95,7 +111,9 @@ _define("olmo modern-bert", _GPT2, nfc=True)
 _define("starcoder refact command-r smollm codeshell exaone minerva-7b mellum2", r"\p{N}", _GPT2)
 _define("qwen2 deepseek-r1-qwen kormo f2llmv2 megrez stablelm2", _QWEN2, nfc=True)
 _define("hunyuan solar-open grok-2", _QWEN2)
-_define("qwen35", _words(letters=r"[\p{L}\p{M}]"), nfc=True)
+# Files of this name are encoded as the text is: what they were published with is checked by vectors that keep e + accent apart.
+# Qwen's own tokenizer.json and rank files of the same models compose first, and say so themselves.
+_define("qwen35", _QWEN35)
 _define("llama3 llama-v3 llama-bpe falcon3 falcon-h1 pixtral midm-2.0 lfm2 jina-v5-nano", _LLAMA3, ignore_merges=True, add_bos=True)
 _define("dbrx smaug-bpe chatglm-bpe", _LLAMA3)
 _define("glm4 glm5", _LLAMA3, ignore_merges=True)
@@ -109,12 +127,23 @@ _define(
 _define("laguna", r"[^\n]+|[\n]+", _QWEN2)
 _define("deepseek-llm", *_DEEPSEEK_LLM)
 _define("deepseek-coder", r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _DEEPSEEK_CJK, r"\p{N}")
-_define("deepseek-v3 hunyuan-dense joyai-llm hy_v4", r"\p{N}{1,3}", _CJK, _DEEPSEEK3)
+_define("deepseek-v3 hunyuan-dense joyai-llm hy_v4", r"\p{N}{1,3}", _CJK, _signs_and_letters())
+_define("spark2_5", r"\p{N}{1,3}", _CJK, _signs_and_letters(newlines=r"[\r\n]|"), r"\p{N}")
+_define("afmoe", r"\p{N}{1,3}(?=(?:\p{N}{3})*(?!\p{N}))", _char_class(_ASIAN_SCRIPTS) + "+", _signs_and_letters())
+_define(
+    "exaone-moe",
+    rf"{_ANY_CASE}|[^\r\n\p{{L}}\p{{N}}]?(?:\p{{L}}\p{{M}}*(?: \p{{L}}\p{{M}}*)*)+|\p{{N}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]?|\s*[\r\n]|"
+    r"\s+(?!\S)|\s+",
+)
+_JAIS2_SPACES = "|".join(rf"\s{{{count}}}(?!\S)" for count in ("512", "256", "128", "64", "32", "16", "8", "4", "1,2")) + r"|\s{1}"
+_define("jais-2", _LLAMA3.replace(r"|\s+(?!\S)|\s+", "|" + _JAIS2_SPACES))
 _define("falcon", r"[\p{P}$+<=>^~|`]+", _GPT2, r"[0-9][0-9][0-9]")
 _define("default", r"[\p{P}$+<=>^~|]+", _GPT2, r"\p{N}+", r"[0-9][0-9][0-9]")
-_define("gpt-4o llama4 kanana2 talkie minimax-m2", _cased(r"\p{N}{1,3}", _ANY_CASE + "?"), ignore_merges=True)
+_GPT4O = _cased(r"\p{N}{1,3}", _ANY_CASE + "?")
+_define("gpt-4o llama4 kanana2 talkie minimax-m2 granite-embed-multi-97m", _GPT4O, ignore_merges=True)
 _define("tekken", _cased(r"\p{N}"), ignore_merges=True, add_bos=True)
-_define("tiny_aya cohere2moe", r"\d{1,3}(?=(?:\d{3})*\b)", _cased(r"\p{N}{1,3}", _ANY_CASE + "?"))
+_define("youtu", _EAST_ASIAN, _cased(r"\p{N}", _ANY_CASE + "?"), ignore_merges=True)
+_define("tiny_aya cohere2moe", r"\d{1,3}(?=(?:\d{3})*\b)", _GPT4O)
 _define(
     "kimi-k2",
     r"[\p{Han}]+|" + _cased(r"\p{N}{1,3}", _ANY_CASE + "?", exclude=r"&&[^\p{Han}]", newline=r"[\r\n]*"),

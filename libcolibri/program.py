@@ -31,6 +31,11 @@ class Program:
         self.names.append(name)
         return len(self._entries) - 1
 
+    @property
+    def is_settled(self) -> bool:
+        """Whether all threads meet after the last operation recorded, so that each may read what any other has written."""
+        return bool(self._entries) and self._entries[-1][2] == 1
+
     def finish(self) -> "Program":
         """Make the program runnable."""
         self.table = np.array(self._entries, np.int64)

@@ -17,7 +17,8 @@ from .kernels.elementwise import make_activate, make_add_vector, make_clip
 from .kernels.embed import make_embed
 from .kernels.ffn import ACTIVATIONS
 from .kernels.kernel_set import KernelSet
-from .kernels.matrix import make_gate_up, make_product
+from .kernels.matrix import make_gate_up, make_head_product, make_product
+from .kernels.mla import make_head_panels, make_latent_append, make_latent_attention, make_latent_query
 from .kernels.norm import make_layer_norm, make_norm
 from .kernels.residual import make_add_scaled, make_scale, make_softcap
 from .matrix import Matrix
@@ -65,6 +66,42 @@ def wants(matrices: Iterable[Matrix | None]) -> frozenset[str]:
     return frozenset("rows" if m.type in FLOATS else "panels" for m in matrices if m is not None)
 
 
+@dataclass(frozen=True)
+class Heads:
+    """Numbers of query and of key/value heads, columns of a head of q and k, of v, and from one head of q to the next."""
+
+    q: int
+    kv: int
+    cols: int
+    v_cols: int
+    q_step: int
+
+
+@dataclass(frozen=True)
+class HeadNorms:
+    """Weights of the norms of single heads, None for no norm; those of q and k come after the rotation if `last`."""
+
+    epsilon: float
+    q: np.ndarray | None = None
+    k: np.ndarray | None = None
+    v: np.ndarray | None = None
+    last: bool = False
+
+
+@dataclass(frozen=True)
+class KeysValues:
+    """The cache of a layer: address of its state descriptor, element type, and int64 (1,) with the first position of the run."""
+
+    descriptor: int
+    dtype: np.dtype
+    start: np.ndarray
+
+    @property
+    def format(self) -> int:
+        """The kernels' number for the element type."""
+        return kv_format(self.dtype)
+
+
 class Recorder:
     """Records one program for up to `max_tok` tokens; the number of tokens of a run is read from `n_tok`."""
 
@@ -95,8 +132,13 @@ class Recorder:
         """A float32 operand, which goes by address."""
         return np.array([value], np.float32)
 
-    def activation(self, name: str, x: Rows, wanted: frozenset[str], norm: Norm | None = None) -> Activation:
-        """Norm (none: as it is) and rounding of x, in the wanted forms: "rows", "panels"."""
+    def activation(
+        self, name: str, x: Rows, wanted: frozenset[str], norm: Norm | None = None, *, settled: bool = False
+    ) -> Activation:  # fmt: skip
+        """Norm (none: as it is) and rounding of x, in the wanted forms: "rows", "panels".
+
+        settled   ranks may read each other's copies: they meet after it
+        """
         weight, epsilon = (None, 0.0) if norm is None else (padded_vector(norm.weight), norm.config.eps)
         rows, rows_stride, rows_private = self._row_target(x, wanted, weight)
         panels, panel_bytes, panels_private = None, x.cols // COLS * BLOCK, 0
@@ -113,7 +155,7 @@ class Recorder:
             self.n_tok, x.data, x.stride, x.cols, x.padded, 0 if weight is None else weight, self.scalar(epsilon), *row_slots,
             0 if panels is None else panels, panels_private, self.scratch, self.scratch_bytes,
         ]  # fmt: skip
-        self._record_norm(name, self.kernels.width, slots, None if norm is None else norm.bias, barrier=not self.private)
+        self._record_norm(name, self.kernels.width, slots, None if norm is None else norm.bias, barrier=settled or not self.private)
         return done
 
     def _record_norm(self, name: str, width: int, slots: list, bias: np.ndarray | None, *, barrier: bool = True) -> None:
@@ -169,8 +211,7 @@ class Recorder:
             self.product(f"{name} gate", gate, x, out, bias=gate_bias, barrier=up is None)
             if up is not None:
                 self.product(f"{name} up", up, x, spare, bias=up_bias)
-            slots = [self.n_tok, out.data, 0 if up is None else spare.data, out.stride, out.padded, bound]
-            self.program.record(f"{name} {activation}", self.kernels.get(make_activate, kind), slots)
+            self.activate(name, out, None if up is None else spare, activation, limit=limit)
             return
         groups, blocks, tile_bytes = gate.tiles.shape
         biases = [0 if bias is None else padded_vector(bias) for bias in (gate_bias, up_bias)]
@@ -180,6 +221,14 @@ class Recorder:
         ]  # fmt: skip
         kernel = self.kernels.get(make_gate_up, IDS[gate.type], self.kernels.width, self.kernels.lanes, kind)
         self.program.record(f"{name} {gate.type}", kernel, slots)
+
+    def activate(self, name: str, gate: Rows, up: Rows | None, activation: str, *, limit: float = 0.0, first: int = 0) -> None:
+        """gate = an activation of kernels/ffn.py applied to gate and the columns of up from `first` on."""
+        slots = [
+            self.n_tok, gate.data, gate.stride, *([0, 0] if up is None else [up.data[:, first:], up.stride]), gate.padded,
+            self.scalar(limit),
+        ]  # fmt: skip
+        self.program.record(f"{name} {activation}", self.kernels.get(make_activate, ACTIVATIONS[activation]), slots)
 
     def embed(self, name: str, table: Matrix, ids: np.ndarray, out: Rows) -> None:
         """out[t] = row ids[t] of the table."""
@@ -220,51 +269,89 @@ class Recorder:
         self.program.record(name, self.kernels.get(make_clip), slots, barrier=barrier)
 
     def rope_append(
-        self, start: np.ndarray, q: Rows, k: Rows | None, v: Rows | None, head_dim: int, table: np.ndarray | None, norms: tuple,
-        epsilon: float, descriptor: int, kv_dtype: np.dtype, *, q_head: int = 0, v_dim: int = 0, norm_last: bool = False,
-        v_norm: np.ndarray | None = None, v_factor: float = 1.0, q_factors: np.ndarray | None = None,
+        self, cache: KeysValues, heads: Heads, q: Rows, k: Rows | None, v: Rows | None, *, norms: HeadNorms, table: np.ndarray | None,
+        v_factor: float = 1.0, q_factors: np.ndarray | None = None,
     ) -> None:  # fmt: skip
         """Turn q and k by their positions and append k and v to the cache.
 
         k, v        None: nothing is appended; v may be k's rows
         table       float32 (positions, rotary columns) from rope.py; None: nothing turns
-        norms       q's and k's per-head weights or None, applied before the rotation, or after it with norm_last; v_norm likewise
-        q_head      columns from one head of q to the next (0: head_dim)
-        v_dim       columns of a head of v (0: head_dim)
-        v_factor    v is multiplied by it; q_factors: float32 (positions,) that q is multiplied by
+        v_factor    v is multiplied by it
+        q_factors   float32 (positions,) that q is multiplied by
         """
-        q_head, v_dim = q_head or head_dim, v_dim or head_dim
-        kv_heads = 0 if k is None else k.cols // head_dim
+        weights = [0 if weight is None else weight for weight in (norms.q, norms.k, norms.v)]
         slots = [
-            self.n_tok, start, q.data, q.stride, 4 * q_head, q.cols // q_head, *_rows_slots(k), *_rows_slots(v), kv_heads, head_dim, v_dim,
-            *((0, 0) if table is None else (table, table.shape[1])), *(0 if weight is None else weight for weight in (*norms, v_norm)),
-            int(norm_last), self.scalar(epsilon), 0 if q_factors is None else q_factors, self.scalar(v_factor), descriptor, self.scratch,
-            self.scratch_bytes,
+            self.n_tok, cache.start, q.data, q.stride, 4 * heads.q_step, heads.q, *_rows_slots(k), *_rows_slots(v),
+            0 if k is None else heads.kv, heads.cols, heads.v_cols, *((0, 0) if table is None else (table, table.shape[1])), *weights,
+            int(norms.last), self.scalar(norms.epsilon), 0 if q_factors is None else q_factors, self.scalar(v_factor), cache.descriptor,
+            self.scratch, self.scratch_bytes,
         ]  # fmt: skip
-        self.program.record("rope + append", self.kernels.get(make_rope_append, kv_format(kv_dtype)), slots)
+        self.program.record("rope + append", self.kernels.get(make_rope_append, cache.format), slots)
 
     def attention(
-        self, start: np.ndarray, q: Rows, kv_heads: int, head_dim: int, descriptor: int, kv_dtype: np.dtype, window: int, out: Rows,
-        scores: np.ndarray, scores_bytes: int, scores_row_bytes: int, *, q_head: int = 0, v_dim: int = 0, scale: float | None = None,
-        softcap: float = 0.0, sinks: np.ndarray | None = None, chunk: int = 0,
+        self, cache: KeysValues, heads: Heads, q: Rows, out: Rows, context_length: int, *, scale: float, softcap: float | None = None,
+        sinks: np.ndarray | None = None, window: int | None = None, chunk: int | None = None,
     ) -> None:  # fmt: skip
         """out = attention of q over the cache.
 
-        q_head, v_dim   as in rope_append
-        scale           of q . k; None: head_dim ** -0.5
-        softcap         scores become softcap * tanh(score / softcap); 0.0: they stay
+        scale           of q . k
+        softcap         scores become softcap * tanh(score / softcap)
         sinks           float32 (heads,): one more score per head, whose value is 0
-        window, chunk   positions from p - window + 1 on, from the last multiple of chunk on; 0: all
+        window, chunk   positions from p - window + 1 on, from the last multiple of chunk on; None: all
         """
-        q_head, v_dim = q_head or head_dim, v_dim or head_dim
-        heads = q.cols // q_head
-        group = head_bundle(heads // kv_heads)
         slots = [
-            self.n_tok, start, q.data, q.stride, 4 * q_head, heads, kv_heads, head_dim, v_dim, descriptor,
-            self.scalar(head_dim**-0.5 if scale is None else scale), self.scalar(softcap), 0 if sinks is None else sinks, window, chunk,
-            out.data, out.stride, scores, scores_bytes, scores_row_bytes,
+            self.n_tok, cache.start, q.data, q.stride, 4 * heads.q_step, heads.q, heads.kv, heads.cols, heads.v_cols, cache.descriptor,
+            self.scalar(scale), self.scalar(softcap or 0.0), 0 if sinks is None else sinks, window or 0, chunk or 0, out.data, out.stride,
+            self.scratch, self.scratch_bytes, scores_row_bytes(context_length),
         ]  # fmt: skip
-        self.program.record("attention", self.kernels.get(make_attention, kv_format(kv_dtype), group), slots)
+        self.program.record("attention", self.kernels.get(make_attention, cache.format, head_bundle(heads.q // heads.kv)), slots)
+
+    def head_product(self, name: str, matrix: Matrix, heads: int, x: Rows, x_head: int, out: Rows, out_head: int) -> None:
+        """out[head] = the head's rows of the matrix @ x[head]; x_head, out_head: columns from one head to the next."""
+        groups, blocks, tile_bytes = matrix.tiles.shape
+        given, stride, between = x.data, x.stride, 4 * x_head
+        if matrix.type not in FLOATS:
+            stride = matrix.cols // COLS * BLOCK
+            between = stride * self.max_tok
+            given = self.shared_buffer("head panels", stride * heads)
+            slots = [self.n_tok, x.data, x.stride, heads, 4 * x_head, matrix.cols, given, between, self.scratch, self.scratch_bytes]
+            self.program.record(f"{name} quantize", self.kernels.get(make_head_panels, self.kernels.width), slots)
+        slots = [
+            matrix.tiles, groups, blocks * tile_bytes, blocks, groups // heads, given, stride, between, self.n_tok, out.data, out.stride,
+            4 * out_head,
+        ]  # fmt: skip
+        kernel = self.kernels.get(make_head_product, IDS[matrix.type], self.kernels.width, self.kernels.lanes)
+        self.program.record(f"{name} {matrix.type}", kernel, slots)
+
+    def latent_append(
+        self, start: np.ndarray, x: Rows, latent: int, weight: np.ndarray, epsilon: float, table: np.ndarray | None, descriptor: int,
+        kv_dtype: np.dtype,
+    ) -> None:  # fmt: skip
+        """Append [norm(latent columns) | rotated columns] of x to the layer's cache."""
+        slots = [
+            self.n_tok, start, x.data, x.stride, latent, x.cols - latent, weight, self.scalar(epsilon), 0 if table is None else table,
+            descriptor, self.scratch, self.scratch_bytes,
+        ]  # fmt: skip
+        self.program.record("append", self.kernels.get(make_latent_append, kv_format(kv_dtype)), slots)
+
+    def latent_query(self, start: np.ndarray, q: Rows, heads: int, nope: int, table: np.ndarray | None, out: Rows, latent: int) -> None:
+        """The rotary columns of every head's query, behind its latent columns in out."""
+        rotary = q.cols // heads - nope
+        slots = [
+            self.n_tok, start, q.data, q.stride, heads, nope, rotary, 0 if table is None else table, out.data, out.stride, latent,
+        ]  # fmt: skip
+        self.program.record("rope", self.kernels.get(make_latent_query), slots)
+
+    def latent_attention(
+        self, start: np.ndarray, query: Rows, heads: int, latent: int, row: int, descriptor: int, kv_dtype: np.dtype, scale: float,
+        scores_row_bytes: int, group: int,
+    ) -> None:  # fmt: skip
+        """Each head's query becomes, in its latent columns, its weighted sum of latents."""
+        slots = [
+            self.n_tok, start, query.data, query.stride, heads, latent, row, descriptor, self.scalar(scale), self.scratch,
+            self.scratch_bytes, scores_row_bytes,
+        ]  # fmt: skip
+        self.program.record("attention", self.kernels.get(make_latent_attention, kv_format(kv_dtype), group), slots)
 
     def gate(self, name: str, x: Rows, heads: int, gates: Rows, function: str, *, first: int = 0, gate_head: int = 0) -> None:
         """x *= function(gates), "sigmoid" or "softplus", head by head.
@@ -291,3 +378,14 @@ def kv_format(dtype: np.dtype) -> int:
 def head_bundle(heads_per_kv: int) -> int:
     """Query heads that share a pass over K and V: the largest divisor up to 8."""
     return max(n for n in range(1, min(8, heads_per_kv) + 1) if heads_per_kv % n == 0)
+
+
+def scores_row_bytes(context_length: int) -> int:
+    """Room for the scores of one head over all positions."""
+    return align_up(context_length, LANES) * 4 + 64
+
+
+def attention_scratch_bytes(heads: Heads, context_length: int) -> int:
+    """Scratch that `rope_append` and `attention` need of each thread."""
+    scores = head_bundle(heads.q // heads.kv) * scores_row_bytes(context_length) + 64
+    return max(scores, 8 * max(heads.cols, heads.v_cols) + 512)

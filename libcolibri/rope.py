@@ -55,9 +55,9 @@ class RopeConfig:
             raise ConfigError(f"partial_rotary_factor={self.partial_rotary_factor}: expected more than 0 and at most 1")
         if self.type in ("llama3", "yarn", "longrope") and not self.original_max_position_embeddings:
             raise ConfigError(f"rope_type={self.type!r} needs original_max_position_embeddings")
-        if self.type == "llama3" and not self.high_freq_factor > self.low_freq_factor > 0:
+        if self.type == "llama3" and not self.high_freq_factor >= self.low_freq_factor > 0:
             raise ConfigError(
-                f"rope high_freq_factor={self.high_freq_factor} must be larger than low_freq_factor={self.low_freq_factor}, both positive"
+                f"rope high_freq_factor={self.high_freq_factor} must be at least low_freq_factor={self.low_freq_factor}, both positive"
             )
         if not self.alpha > 0.0:
             raise ConfigError(f"rope alpha={self.alpha}: expected a number above 0")
@@ -114,7 +114,8 @@ def _llama3(plain: np.ndarray, rope: RopeConfig) -> np.ndarray:
     original = rope.original_max_position_embeddings
     assert original is not None
     turns = original * plain / (2.0 * math.pi)  # full turns within the pre-training context
-    keep = np.clip((turns - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor), 0.0, 1.0)
+    width = max(rope.high_freq_factor - rope.low_freq_factor, 1e-9)  # nothing lies between where both are equal
+    keep = np.clip((turns - rope.low_freq_factor) / width, 0.0, 1.0)
     return (1.0 - keep) * plain / rope.factor + keep * plain
 
 

@@ -1,17 +1,14 @@
 """A Unigram vocabulary as the bytes of a SentencePiece .model, so that the sentencepiece library does the encoding.
 
 In: tokens, scores, normalisation. Out: a ModelProto (field numbers from sentencepiece_model.proto).
-kitoken also reads Unigram, but ends the process on some texts when a precompiled character map is in use.
 """
 
 import struct
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import sentencepiece
 
 from .errors import TokenizerError
-from .tokenizer_pieces import steps
 
 NORMAL, UNKNOWN, CONTROL, USER, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 _UNIGRAM = 1
@@ -48,37 +45,6 @@ def unigram_model(
     trainer = _int(3, _UNIGRAM)
     normalizer = _bytes(2, charsmap) + _int(3, add_space_prefix) + _int(4, collapse_spaces) + _int(5, 1)
     return vocabulary + _bytes(2, trainer) + _bytes(3, normalizer)
-
-
-def unigram_model_from_json(tokenizer: Mapping[str, Any], charsmap: bytes) -> bytes:
-    """The Unigram model of a parsed tokenizer.json; TokenizerError names a normalisation that is not supported."""
-    pairs = tokenizer["model"]["vocab"]
-    unk_id = tokenizer["model"].get("unk_id")
-    types = [NORMAL] * len(pairs)
-    for token in tokenizer.get("added_tokens") or ():
-        if token["id"] < len(types):
-            types[token["id"]] = CONTROL if token.get("special") else USER
-    if not isinstance(unk_id, int) or not 0 <= unk_id < len(types):
-        raise TokenizerError(f"has a Unigram model with unk_id {unk_id!r}, expected the id of a token")
-    types[unk_id] = UNKNOWN
-    splits = list(steps(tokenizer.get("pre_tokenizer"), "pretokenizers"))
-    _refuse_others("pre-tokenizer", splits, ("Metaspace", "WhitespaceSplit"))
-    metaspace = next((step for step in splits if step["type"] == "Metaspace"), {})
-    prefix = metaspace.get("prepend_scheme", "always" if metaspace.get("add_prefix_space", True) else "never") != "never"
-    rules = list(steps(tokenizer.get("normalizer"), "normalizers"))
-    _refuse_others("normalizer", rules, ("Precompiled", "NFC", "Strip", "Replace"))
-    replaced = [rule.get("pattern") for rule in rules if rule["type"] == "Replace"]
-    if any(pattern not in ({"Regex": " {2,}"}, {"Regex": r"\s{2,}"}) for pattern in replaced):
-        raise TokenizerError(f"has a Unigram model whose normalizer replaces {replaced}, supported is ' {{2,}}' only")
-    collapse = bool(replaced) or any(step["type"] == "WhitespaceSplit" for step in splits)
-    pieces, scores = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
-    return unigram_model(pieces, scores, types, charsmap=charsmap, add_space_prefix=prefix, collapse_spaces=collapse)
-
-
-def _refuse_others(what: str, found: Sequence[Mapping[str, Any]], known: tuple[str, ...]) -> None:
-    for step in found:
-        if step.get("type") not in known:
-            raise TokenizerError(f"has a Unigram model with the {what} {step.get('type')!r}, supported are {', '.join(known)}")
 
 
 def _varint(value: int) -> bytes:

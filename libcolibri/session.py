@@ -5,7 +5,6 @@ Out: `Step`s, logits; a file that resumes the timeline later
 """
 
 import os
-import re
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -16,15 +15,17 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from .errors import ColibriError, ConfigError, ContextLengthError, FormatError, TemplateError, TokenizerError
-from .generator import Generation, Limits, NoText, Step, StoppableText, TextFilter
+from .errors import ColibriError, ConfigError, ContextLengthError, FormatError, TokenizerError
+from .generator import Generation, Limits, Step
+from .prompt_encoder import EncodedPrompt, encode_messages, is_conversation
+from .reasoning import ReasoningSplitter
+from .text_filter import NoText, StoppableText, TextFilter
 
 if TYPE_CHECKING:
     from .engine import Engine, Pass
     from .sampler import SamplingParams
 
 SESSION_FORMAT = "colibri-session-2"
-_MARK = re.compile("\ue000(\\d+)\ue001")  # stands for a content while the template is rendered; private-use characters
 MARK_TOK = 16  # a prompt ends with the opening of an answer, which the next prompt may spell in another way: the mark lies before it
 LOGITS_CHUNK_TOK = 32  # logits of a large vocabulary are 0.6 MB a position
 
@@ -60,6 +61,8 @@ class Session:
         max_tokens: int | None = None,
         stop: str | Sequence[str] = (),
         cancel: threading.Event | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        template_options: Mapping[str, Any] | None = None,
     ) -> Iterator[Step]:
         """Continue `prompt`, reusing the longest prefix it shares with this session.
 
@@ -68,43 +71,48 @@ class Session:
         max_tokens   None: until the model ends its text or the context is full
         stop         strings that end the text; they are not part of it
         cancel       checked before every forward pass, between the chunks of prefill too
+        tools        JSON schemas of functions the model may call; calls come in Step.tool_call
+        template_options   variables of the chat template, such as ChatTemplate.thinking_options gives
 
+        For messages, reasoning comes in Step.reasoning and not in Step.text. A continued text is given as the model writes it.
         Yields prefill steps without text, then one step per token. Arguments are checked here and now, not at the first step.
         Raises ContextLengthError, ConfigError, TokenizerError, TemplateError.
         """
-        token_ids = self.encode_prompt(prompt)
-        if len(token_ids) > self._engine.context_length:
-            raise ContextLengthError(len(token_ids), self._engine.context_length)
+        encoded = self._read_prompt(prompt, tools, template_options)
+        if len(encoded.token_ids) > self._engine.context_length:
+            raise ContextLengthError(len(encoded.token_ids), self._engine.context_length)
         if max_tokens is not None and max_tokens < 1:
             raise ConfigError(f"max_tokens={max_tokens}: expected at least 1, or none for no limit")
         limits = Limits(max_tokens, self._engine.end_ids, cancel)
-        return Generation(self, token_ids, self._engine.parts.make_sampler(sampling), self._text_filter(stop), limits).steps()
+        sampler = self._engine.parts.make_sampler(sampling)
+        return Generation(self, encoded.token_ids, sampler, self._text_filter(stop, encoded), limits).steps()
 
-    def encode_prompt(self, prompt: str | Sequence[int] | Sequence[Mapping[str, Any]]) -> list[int]:
+    def encode_prompt(
+        self,
+        prompt: str | Sequence[int] | Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        template_options: Mapping[str, Any] | None = None,
+    ) -> list[int]:
         """The token ids that `generate` evaluates for `prompt`. Raises as `generate` does."""
+        return self._read_prompt(prompt, tools, template_options).token_ids
+
+    def _read_prompt(self, prompt: Any, tools: Any, template_options: Any) -> EncodedPrompt:
         if not isinstance(prompt, str | Sequence | np.ndarray):
             raise ConfigError(f"a prompt of type {type(prompt).__name__}: expected text, a list of messages, or token ids")
+        if is_conversation(prompt):
+            tokenizer = self._tokenizer("messages as a prompt")
+            return encode_messages(prompt, tokenizer, self._engine.chat_template, tools, template_options or {})
+        if tools or template_options:
+            raise ConfigError("tools and template options are for a list of messages, the prompt is text or token ids: leave them out")
         if isinstance(prompt, str):
             tokenizer = self._tokenizer("text as a prompt")
-            token_ids = tokenizer.with_bos(tokenizer.encode(prompt))
-        elif len(prompt) and isinstance(prompt[0], Mapping):
-            token_ids = self._encode_messages(prompt)
+            encoded = EncodedPrompt(tokenizer.with_bos(tokenizer.encode(prompt)))
         else:
-            token_ids = self._check_ids(prompt)
-        if not token_ids:
+            encoded = EncodedPrompt(self._check_ids(prompt))
+        if not encoded.token_ids:
             raise ConfigError("the prompt is empty: give at least one token")
-        return token_ids
-
-    def _encode_messages(self, messages: Any) -> list[int]:
-        tokenizer, template = self._tokenizer("messages as a prompt"), self._engine.chat_template
-        if template is None:
-            raise TemplateError("this model has no chat template: give the prompt as text, or convert a model that has one")
-        marked, contents = _set_apart(messages, tokenizer)
-        rendered = template.render(marked, add_generation_prompt=True)
-        token_ids: list[int] = []
-        for i, piece in enumerate(_MARK.split(rendered)):  # template text, number of a content, template text, ...
-            token_ids += tokenizer.encode(contents[int(piece)]) if i % 2 else tokenizer.encode(piece, special=True)
-        return tokenizer.with_bos(token_ids)
+        return encoded
 
     def _tokenizer(self, use: str) -> Any:
         if self._engine.tokenizer is None:
@@ -120,13 +128,15 @@ class Session:
             checked.append(int(token_id))
         return checked
 
-    def _text_filter(self, stop: str | Sequence[str]) -> TextFilter:
+    def _text_filter(self, stop: str | Sequence[str], prompt: EncodedPrompt) -> TextFilter:
         stops = (stop,) if isinstance(stop, str) else tuple(stop)
         if self._engine.tokenizer is None:
             if stops:
                 self._tokenizer("a stop string")
             return NoText()
-        return StoppableText(self._engine.tokenizer.stream(), self._engine.parts.make_stop(stops))
+        markers = [token for section in prompt.sections for token in section.controls]
+        stream = self._engine.tokenizer.stream(shown=markers) if markers else self._engine.tokenizer.stream()
+        return StoppableText(stream, self._engine.parts.make_stop(stops), ReasoningSplitter(prompt.sections, prompt.inside))
 
     # --- the timeline
 
@@ -185,16 +195,16 @@ class Session:
         self._mark = len(token_ids) - MARK_TOK if self._state.forgets and len(token_ids) - kept > MARK_TOK else len(token_ids)
         return kept
 
-    def extend(self, token_ids: Sequence[int], logits: str = "none") -> "Pass":
+    def extend(self, token_ids: Sequence[int], logits: str = "none", cancel: threading.Event | None = None) -> "Pass":
         """Evaluate tokens after the state's end; what `tokens` had from there on is replaced by them.
 
-        logits   "none", "last" or "all", as in Engine.forward
+        logits, cancel   as in Engine.forward; after PassCancelled the next call must be `rewind_to`
         """
         if self._state.n_tok + len(token_ids) > self._engine.context_length:
             raise ContextLengthError(self._state.n_tok + len(token_ids), self._engine.context_length)
         # Tokens first: should the pass be interrupted, the state still covers only what `tokens` holds.
         self.tokens[self._state.n_tok :] = token_ids
-        done = self._engine.forward(self._state, token_ids, logits)
+        done = self._engine.forward(self._state, token_ids, logits, cancel)
         if self._state.n_tok == self._mark:
             self._state.snapshot()
         return done
@@ -269,21 +279,3 @@ def _read_session(path: Path, fingerprint: str) -> tuple[list[int], int, dict[st
     if tokens is None or tokens.dtype != np.int64 or tokens.ndim != 1 or not n_tok.isdecimal() or int(n_tok) > len(tokens):
         raise FormatError(f"{path}: its tokens and state do not agree: it is damaged, start a new session")
     return tokens.tolist(), int(n_tok), arrays
-
-
-def _set_apart(messages: Sequence[Mapping[str, Any]], tokenizer: Any) -> tuple[list[Mapping[str, Any]], list[str]]:
-    """Messages whose contents cannot forge control tokens, and the contents that were replaced by marks.
-
-    What a user or a document wrote may spell a control token such as <|im_end|>. Such a content is replaced by a mark that is
-    encoded afterwards as plain text; all others stay as they are, since a template may look at them and since tokens may
-    span the border between a content and the template's text.
-    """
-    contents: list[str] = []
-    result: list[Mapping[str, Any]] = []
-    for message in messages:
-        content = message.get("content")
-        if isinstance(content, str) and (_MARK.search(content) or tokenizer.encode(content, special=True) != tokenizer.encode(content)):
-            contents.append(content)
-            message = {**message, "content": f"\ue000{len(contents) - 1}\ue001"}
-        result.append(message)
-    return result, contents

@@ -14,8 +14,10 @@ import numpy as np
 from .errors import TokenizerError
 from .pre_tokenizers import pre_tokenizer_by_name
 from .sentencepiece_model import unigram_model
-from .tokenizer import Tokenizer, parse_tokenizer_json
+from .tokenizer import Tokenizer
+from .tokenizer_json import parse_tokenizer_json
 from .tokenizer_pieces import METASPACE
+from .tokenizer_sentencepiece import added_tokens_beside
 
 _NORMAL, _UNKNOWN, _CONTROL, _USER, _UNUSED, _BYTE = 1, 2, 3, 4, 5, 6
 
@@ -80,6 +82,9 @@ class _Metadata:
         if key not in self._metadata:
             raise TokenizerError(f"the GGUF file has no {key}: it holds no tokenizer that can be rebuilt")
         return _text(self._metadata[key])
+
+    def optional_text(self, key: str) -> str | None:
+        return _text(self._metadata[key]) if key in self._metadata else None
 
     def texts(self, key: str) -> list[str]:
         if key not in self._metadata:
@@ -171,7 +176,8 @@ def _bpe_model(
 ) -> dict[str, Any]:
     fixed = {"type": "BPE", "dropout": None, "continuing_subword_prefix": None, "end_of_word_suffix": None}
     rules = {"unk_token": unk_token, "fuse_unk": byte_fallback, "byte_fallback": byte_fallback, "ignore_merges": ignore_merges}
-    return {**fixed, **rules, "vocab": vocab, "merges": [list(pair) for pair in merges]}
+    spaced = any(" " in left or " " in right for left, right in merges)  # such tokens need pairs; strings load in half the time
+    return {**fixed, **rules, "vocab": vocab, "merges": [list(pair) if spaced else " ".join(pair) for pair in merges]}
 
 
 def _byte_level(reader: _Metadata, vocabulary: _Vocabulary) -> tuple[dict[str, Any], bool]:
@@ -264,6 +270,15 @@ def _wordpiece(reader: _Metadata, vocabulary: _Vocabulary) -> tuple[dict[str, An
     }, False
 
 
+def _template_variants(reader: _Metadata) -> list[dict[str, str]]:
+    """The chat templates of a file that has one for conversations with tools, as tokenizer_config.json lists them."""
+    tool_use = reader.optional_text("tokenizer.chat_template.tool_use")
+    default = reader.optional_text("tokenizer.chat_template")
+    if tool_use is None or default is None:
+        return []
+    return [{"name": "default", "template": default}, {"name": "tool_use", "template": tool_use}]
+
+
 def _tokenizer_config(reader: _Metadata, vocabulary: _Vocabulary, add_bos: bool) -> dict[str, Any]:
     bos = reader.integer("tokenizer.ggml.bos_token_id")
     config: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast"}
@@ -280,6 +295,8 @@ def _tokenizer_config(reader: _Metadata, vocabulary: _Vocabulary, add_bos: bool)
         token = vocabulary.token(reader.integer(f"tokenizer.ggml.{key}_token_id"))
         if token is not None:
             config[f"{name}_token"] = token
+    if variants := _template_variants(reader):
+        config["chat_template"] = variants
     return config
 
 
@@ -295,7 +312,7 @@ def tokenizer_entry_from_folder(path: str | Path) -> dict[str, Any]:
         None,
     )
     if file is None:
-        other = [name for name in ("tekken.json", "vocab.json", "vocab.txt", "tiktoken.model") if (folder / name).is_file()]
+        other = [name for name in ("vocab.json", "vocab.txt") if (folder / name).is_file()]
         found = f"only {', '.join(other)}" if other else "none"
         raise TokenizerError(f"{folder}: expected tokenizer.json or tokenizer.model, found {found}; add the model's tokenizer.json")
     config, model_config, generation = (
@@ -310,8 +327,9 @@ def tokenizer_entry_from_folder(path: str | Path) -> dict[str, Any]:
         *_id_list(generation.get("eos_token_id")),
         *_id_list(_nested(model_config, "eos_token_id")),
     ]
-    # gpt-oss ends a message with <|end|> and goes on with the next channel; its turns end with <|return|> or <|call|>.
-    turn_ends = [token for token in _TURN_ENDS if token in ids and not (token == "<|end|>" and "<|return|>" in ids)]
+    # gpt-oss and Solar end a message with <|end|> and go on with the next channel; only other tokens end their turns.
+    in_channels = "<|return|>" in ids or "<|content|>" in ids
+    turn_ends = [token for token in _TURN_ENDS if token in ids and not (token == "<|end|>" and in_channels)]
     ends += [ids[token] for token in turn_ends]
     return {
         "file": file,
@@ -339,7 +357,7 @@ def _json_object(path: Path) -> dict[str, Any]:
 def _special_ids(path: Path) -> tuple[dict[str, int], dict[str, Any]]:
     """(spelling -> id of the tokens that may be special, the parsed tokenizer.json or {})."""
     if path.suffix != ".json":
-        tokenizer = Tokenizer.from_sentencepiece(path.read_bytes())
+        tokenizer = Tokenizer.from_sentencepiece(path.read_bytes(), added_tokens_beside(path.parent))
         return {token: i for i in range(tokenizer.vocab_size) if re.fullmatch(r"[<\[].*[>\]]", token := tokenizer.spelling(i) or "")}, {}
     try:
         parsed = parse_tokenizer_json(path.read_bytes())

@@ -8,7 +8,7 @@
         hits = kb.search("How is the cache sized?")
 """
 
-from .answer import AnswerEvent, AnswerResult, Citation, DoneEvent, PrefillEvent, RetrievalStats, RetrievedEvent, TextEvent
+from .answer import AnswerEvent, AnswerResult, Citation, DoneEvent, PrefillEvent, ReasoningEvent, RetrievalStats, RetrievedEvent, TextEvent
 from .chunker import ChunkConfig
 from .discover import SkippedFile
 from .documents import Document, read_document
@@ -24,6 +24,6 @@ from .store import ChunkRecord, DocumentRecord, StoreStats
 __all__ = [
     "AnswerEvent", "AnswerResult", "ChunkConfig", "ChunkRecord", "Citation", "Document", "DocumentError", "DocumentRecord", "DoneEvent",
     "Embedder", "EmbedderMismatchError", "EncoderEmbedder", "Hit", "IngestError", "IngestProgress", "IngestReport", "KnowledgeBase",
-    "KnowledgeBaseError", "PrefillEvent", "Relevance", "RetrievalStats", "RetrievedEvent", "Scope", "ScopeError", "SkippedFile",
-    "StoreStats", "TextEvent", "read_document",
+    "KnowledgeBaseError", "PrefillEvent", "ReasoningEvent", "Relevance", "RetrievalStats", "RetrievedEvent", "Scope", "ScopeError",
+    "SkippedFile", "StoreStats", "TextEvent", "read_document",
 ]  # fmt: skip

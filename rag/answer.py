@@ -7,7 +7,7 @@ Out: AnswerEvents: what was found, text as it comes, and a result that says what
 import re
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -25,7 +25,13 @@ class AnswerSession(Protocol):
     def engine(self) -> Any: ...
 
     def generate(
-        self, prompt: list[Message], sampling: Any = None, *, max_tokens: int | None = None, cancel: threading.Event | None = None
+        self,
+        prompt: list[Message],
+        sampling: Any = None,
+        *,
+        max_tokens: int | None = None,
+        cancel: threading.Event | None = None,
+        template_options: Mapping[str, Any] | None = None,
     ) -> Iterator[Any]: ...
 
 
@@ -107,6 +113,13 @@ class PrefillEvent:
 
 
 @dataclass(frozen=True, slots=True)
+class ReasoningEvent:
+    """More of what the model thinks before it answers; no part of the answer, nothing in it is checked."""
+
+    reasoning: str
+
+
+@dataclass(frozen=True, slots=True)
 class TextEvent:
     """More of the answer."""
 
@@ -120,7 +133,7 @@ class DoneEvent:
     result: AnswerResult
 
 
-AnswerEvent = RetrievedEvent | PrefillEvent | TextEvent | DoneEvent
+AnswerEvent = RetrievedEvent | PrefillEvent | ReasoningEvent | TextEvent | DoneEvent
 
 
 def refuse(language: str, hits: Sequence[Hit], started_s: float) -> Iterator[AnswerEvent]:
@@ -144,6 +157,7 @@ def stream_answer(
     sampling: Any,
     max_tokens: int | None,
     cancel: threading.Event | None,
+    template_options: Mapping[str, Any] | None,
     search_s: float,
     n_hits: int,
 ) -> Iterator[AnswerEvent]:
@@ -152,13 +166,15 @@ def stream_answer(
     pieces: list[str] = []
     stats: Any = None
     finish_reason = "stop"
-    steps = session.generate(prompt.messages, sampling, max_tokens=max_tokens, cancel=cancel)
+    steps = session.generate(prompt.messages, sampling, max_tokens=max_tokens, cancel=cancel, template_options=template_options)
     for step in steps:
         stats = step.stats
         finish_reason = step.finish_reason or finish_reason
         if step.token_id is None and not step.text and step.finish_reason is None:
             yield PrefillEvent(step.stats)
             continue
+        if step.reasoning:
+            yield ReasoningEvent(step.reasoning)
         if text := writing.feed(step.text):
             pieces.append(text)
             yield TextEvent(text)

@@ -7,7 +7,7 @@ Out: reports, hits, and answers whose citations were checked
 import os
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -164,6 +164,7 @@ class KnowledgeBase:
         limit: int = DEFAULT_SOURCES,
         scope: Scope | None = None,
         cancel: threading.Event | None = None,
+        template_options: Mapping[str, Any] | None = None,
     ) -> Iterator[AnswerEvent]:
         """Answer a question from the documents, as a stream of events that ends with DoneEvent.
 
@@ -174,6 +175,7 @@ class KnowledgeBase:
         sampling : SamplingParams; None is greedy
         max_tokens : longest answer
         limit : most sources given to the model
+        template_options : variables of the chat template, such as a switch for thinking
 
         When the search finds nothing relevant the model is not asked. Raises ContextLengthError when the question does not fit,
         ConfigError when the model has no tokenizer, KnowledgeBaseError when there are no documents at all.
@@ -200,6 +202,7 @@ class KnowledgeBase:
             sampling=sampling,
             max_tokens=max_tokens,
             cancel=cancel,
+            template_options=template_options,
             search_s=search_s,
             n_hits=len(hits),
         )

@@ -86,7 +86,7 @@ class FakeDecoder:
         assert context_length == self.context_length
         return self.state_type(context_length)
 
-    def forward(self, state: FakeState, token_ids: np.ndarray, logits: str = "last"):
+    def forward(self, state: FakeState, token_ids: np.ndarray, logits: str = "last", cancel=None):
         assert token_ids.dtype == np.int64 and 1 <= len(token_ids) <= self.max_chunk_tok and not self.team.closed
         assert state.n_tok + len(token_ids) <= state.context_length
         assert self.inside == 0, "two forward passes at once"
@@ -147,7 +147,7 @@ class FakeTokenizer:
         stream = self.stream()
         return "".join(stream.push(token) for token in token_ids) + stream.flush()
 
-    def stream(self) -> "FakeStream":
+    def stream(self, shown=()) -> "FakeStream":
         return FakeStream()
 
 
@@ -168,7 +168,11 @@ class FakeStream:
 
 
 class FakeTemplate:
-    def render(self, messages, *, add_generation_prompt=True) -> str:
+    source = "u...a"
+    builtin = None
+
+    def render(self, messages, *, add_generation_prompt=True, **options) -> str:
+        self.options = options
         return "".join(f"{m['role'][0]}{m['content']} " for m in messages) + ("a" if add_generation_prompt else "")
 
 

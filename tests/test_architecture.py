@@ -12,7 +12,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 IMPORT_NAMES = {"libcolibri": "libcolibri", "rag": "colibri_rag", "cli": "colibri_cli", "converter": "colibri_converter"}  # folder -> name
-CORE = {"numpy", "numba", "llvmlite", "safetensors", "sentencepiece", "jinja2", "kitoken"}
+CORE = {"numpy", "numba", "llvmlite", "safetensors", "sentencepiece", "jinja2", "regex"}
 MAY_IMPORT = {  # folder -> our packages and other people's
     "libcolibri": CORE,
     "converter": CORE | {"libcolibri"},

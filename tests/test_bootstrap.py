@@ -369,7 +369,7 @@ def test_peak_memory_of_the_chat_is_reported(bootstrap, tmp_path, monkeypatch, c
     real, stand_in = subprocess.Popen, [sys.executable, "-c", "raise SystemExit(3)"]
     monkeypatch.setattr(bootstrap.subprocess, "Popen", lambda command, **options: real(stand_in, **options))
     assert bootstrap.ask("why?", tmp_path, tmp_path) == 3
-    reported = re.search(r"peak memory of colibri-chat: \d+ MB", capsys.readouterr().out)
+    reported = re.search(r"peak memory of colibri-chat: (\d+ MB|\d+\.\d+ GB)", capsys.readouterr().out)
     assert bool(reported) == hasattr(os, "wait4")  # Windows reports nothing: then neither do we
 
 

@@ -194,14 +194,22 @@ def test_every_error_is_documented():
 
 @pytest.mark.parametrize("page", READMES, ids=name_of)
 def test_the_status_table_is_true(page):
-    families = set(importlib.import_module("libcolibri.models.registry").FAMILIES)
     types = set(importlib.import_module("libcolibri.quant").FORMATS)
     recipes = set(importlib.import_module("colibri_converter.plan").RECIPES)
     rows = [line for line in text_of(page).splitlines() if line.startswith("|")]
     family_row, type_row = rows[2], rows[3]
-    assert set(re.findall(r"[a-z]+\d?(?:_moe)?", family_row)) >= families
+    assert str(len(importlib.import_module("libcolibri.models.registry").FAMILIES)) in family_row
     named_types, named_recipes = (set(re.findall(r"[a-z]+\d+(?:_[a-z0-9]+)*", part)) for part in re.split(r"recipes|方案", type_row))
     assert named_types == types and named_recipes == recipes
+
+
+@pytest.mark.parametrize("page", [DOCS / "en" / "model-families.md", DOCS / "zh" / "模型家族.md"], ids=name_of)
+def test_the_page_of_families_is_true(page):
+    registry = importlib.import_module("libcolibri.models.registry")
+    parts = re.split("## Not yet|## 尚不支持", text_of(page).split("## GGUF")[0])
+    known, refused = (set(re.findall(r"`([a-z0-9_]+)`", part)) for part in parts)
+    assert known - {"config", "model_type", "index_topk", "bert"} == set(registry.FAMILIES)
+    assert refused == set(registry.MISSING)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)

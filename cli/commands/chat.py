@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from ..errors import INTERRUPTED, NOT_IN_DOCUMENTS, reports_errors
-from ..options import Number, command, engine_arguments, engine_options, json_option, sampling_options, take_sampling
+from ..options import Number, command, engine_arguments, engine_options, json_option, sampling_options, take_sampling, thinking_options
 from ..services import Services
 from ..text import to_json
 
@@ -25,6 +25,7 @@ from ..text import to_json
 @click.option("--once", metavar="QUESTION", help="Answer one question and exit; '-' reads it from standard input.")
 @engine_options
 @sampling_options
+@thinking_options("off with documents, else the model's own")
 @click.option("-n", "--max-tokens", type=Number(int, 1), metavar="N", help="Longest answer.  [default: until the model ends]")
 @json_option
 @click.pass_context
@@ -75,6 +76,7 @@ def open_state(services: Services, paths: dict[str, Path | None], options: dict[
     services.sampling(**sampling)
     state = ReplState(services, sampling=sampling, max_tokens=options["max_tokens"], scope=options["scope"])
     state.engine_options = engine_arguments(options)
+    state.thinking, state.show_reasoning = options["thinking"], options["show_reasoning"]
     try:
         with ProgressLine(sys.stderr) as progress:
             if paths["kb"] is not None and paths["embedder"] is not None:
@@ -83,6 +85,7 @@ def open_state(services: Services, paths: dict[str, Path | None], options: dict[
             if paths["model"] is not None:
                 with progress.waiting(*OPENING):
                     state.open_model(paths["model"], progress.report)
+                state.template_options()  # a setting that the model does not know is refused now, not at the first question
     except BaseException:
         state.close()
         raise
@@ -114,7 +117,8 @@ def converse(state: Any) -> None:
     renderer = Renderer.for_streams(sys.stdout, sys.stderr)
     interactive = sys.stdin.isatty() and sys.stdout.isatty()
     if state.engine is not None:
-        renderer.note(state.engine.plan.line())
+        for line in (state.engine.plan.line(), *state.engine.remarks):
+            renderer.note(line)
     if interactive:
         renderer.note(greeting(state))
     run_loop(state, Editor(state, state.services.home.history_file) if interactive else PipeReader(sys.stdin), renderer)

@@ -13,7 +13,7 @@ import click
 from ..errors import INTERRUPTED, reports_errors
 from ..generation import stats_dict, stats_line, stats_table
 from ..interrupt import cancel_on_interrupt
-from ..options import Number, command, engine_arguments, engine_options, json_option, sampling_options, take_sampling
+from ..options import Number, command, engine_arguments, engine_options, json_option, sampling_options, take_sampling, thinking_options
 from ..progress import OPENING, ProgressLine
 from ..services import Services
 from ..text import neutralise, to_json
@@ -25,6 +25,7 @@ from ..text import neutralise, to_json
 @click.option("--system", metavar="TEXT", help="System message before the prompt.")
 @engine_options
 @sampling_options
+@thinking_options("the model's own")
 @click.option("-n", "--max-tokens", type=Number(int, 1), metavar="N", help="Stop after N tokens.  [default: the context's end]")
 @click.option("--stop", multiple=True, metavar="TEXT", help="Stop before this text; may be given several times.")
 @click.option("--raw", is_flag=True, help="Do not apply the chat template: continue the text as it is.")
@@ -48,8 +49,10 @@ def run(ctx: click.Context, model: str, **options: Any) -> None:
         with progress.waiting(*OPENING):
             engine = services.open_engine(path, on_progress=progress.report, **engine_arguments(options))
         with closing(engine):
-            click.echo(neutralise(engine.plan.line()), err=True)
+            for line in (engine.plan.line(), *engine.remarks):
+                click.echo(neutralise(line), err=True)
             prompt = build_prompt(engine, text, options["system"], options["raw"]) if token_ids is None else token_ids
+            options["template_options"] = template_options(engine, prompt, options["thinking"])
             finish_reason = generate(engine, prompt, sampling, options, progress)
     if finish_reason == "cancelled":
         raise SystemExit(INTERRUPTED)
@@ -76,6 +79,17 @@ def build_prompt(engine: Any, text: str, system: str | None, raw: bool) -> Any:
     return [{"role": "system", "content": system}, *messages] if system else messages
 
 
+def template_options(engine: Any, prompt: Any, thinking: str | None) -> dict[str, Any]:
+    """The chat template's variables for --think; TemplateError when there is no template, or it knows no such setting."""
+    if thinking is None:
+        return {}
+    if isinstance(prompt, str) or engine.chat_template is None or not isinstance(prompt[0], dict):
+        from libcolibri.errors import TemplateError
+
+        raise TemplateError(f"--think {thinking} is for chat templates, none is applied here: leave it out")
+    return engine.chat_template.thinking_options(thinking)
+
+
 def parse_token_ids(text: str) -> list[int]:
     """'1 2 3', '1,2,3' or '[1, 2, 3]' as numbers."""
     words = text.strip().strip("[]").replace(",", " ").split()
@@ -89,26 +103,71 @@ def parse_token_ids(text: str) -> list[int]:
 def generate(engine: Any, prompt: Any, sampling: Any, options: dict[str, Any], progress: ProgressLine) -> str | None:
     """Stream one completion; returns its finish reason."""
     show = make_writer(options["as_json"], sys.stdout.isatty())
+    thoughts = ReasoningText(options["show_reasoning"], progress)
     pieces: list[str] = []
     token_ids: list[int] = []
     step = None
     with cancel_on_interrupt() as cancel:
         steps = engine.new_session().generate(
-            prompt, sampling, max_tokens=options["max_tokens"], stop=tuple(options["stop"]), cancel=cancel
+            prompt,
+            sampling,
+            max_tokens=options["max_tokens"],
+            stop=tuple(options["stop"]),
+            cancel=cancel,
+            template_options=options["template_options"],
         )
         for step in steps:
             if step.token_id is None and not step.text and step.finish_reason is None:
                 progress.report("reading the prompt", step.stats.prefilled_tok + step.stats.reused_tok, step.stats.prompt_tok)
                 continue
-            progress.clear()
-            piece = step.text if engine.tokenizer is not None or step.token_id is None else f"{step.token_id} "
             if step.token_id is not None:
                 token_ids.append(step.token_id)
+            if step.reasoning:
+                thoughts.push(step.reasoning)
+            if not step.text and engine.tokenizer is not None:
+                continue
+            progress.clear()
+            thoughts.end()
+            piece = step.text if engine.tokenizer is not None or step.token_id is None else f"{step.token_id} "
             pieces.append(piece)
             show(piece)
     progress.clear()
-    finish(step, "".join(pieces), token_ids, options, show)
+    thoughts.end()
+    finish(step, "".join(pieces), thoughts.text, token_ids, options, show)
     return step.finish_reason if step else None
+
+
+class ReasoningText:
+    """What the model thinks before it answers: on standard error, or counted in the progress line.
+
+    shown   None: only when standard error is a terminal
+    """
+
+    def __init__(self, shown: bool | None, progress: ProgressLine):
+        self._shown = sys.stderr.isatty() if shown is None else shown
+        self._progress, self._open = progress, False
+        self._pieces: list[str] = []
+
+    @property
+    def text(self) -> str:
+        """All of it."""
+        return "".join(self._pieces)
+
+    def push(self, piece: str) -> None:
+        """Take the next piece."""
+        self._pieces.append(piece)
+        if self._shown:
+            self._progress.clear()
+            click.secho(neutralise(piece), dim=True, nl=False, err=True)
+            self._open = True
+        else:
+            self._progress.report("thinking, token", len(self._pieces), 0)
+
+    def end(self) -> None:
+        """The answer begins: set it apart."""
+        if self._open:
+            click.echo("\n", err=True)
+            self._open = False
 
 
 def make_writer(as_json: bool, terminal: bool) -> Any:
@@ -122,12 +181,15 @@ def make_writer(as_json: bool, terminal: bool) -> Any:
     return write
 
 
-def finish(step: Any, text: str, token_ids: list[int], options: dict[str, Any], show: Any) -> None:
+def finish(step: Any, text: str, reasoning: str, token_ids: list[int], options: dict[str, Any], show: Any) -> None:
     """End the output: a newline, or the JSON object; then the timing on standard error."""
     if step is None:
         return
     if options["as_json"]:
-        click.echo(to_json({"text": text, "token_ids": token_ids, "finish_reason": step.finish_reason, "stats": stats_dict(step.stats)}))
+        facts = {"text": text, **({"reasoning": reasoning} if reasoning else {}), "token_ids": token_ids}
+        click.echo(to_json(facts | {"finish_reason": step.finish_reason, "stats": stats_dict(step.stats)}))
+    elif reasoning and not text:
+        click.echo("the model was still thinking when it ended: --think off, or a larger -n", err=True)
     elif not text.endswith("\n"):
         show("\n")
     if step.finish_reason == "cancelled":

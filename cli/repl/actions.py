@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from ..generation import stats_table
+from ..options import THINKING
 from ..progress import OPENING, ProgressLine
 from . import answering
 from .render import Renderer
@@ -93,11 +94,13 @@ def model(state: ReplState, argument: str, renderer: Renderer) -> None:
         path = state.services.home.model(argument)  # refused before the model in use is closed
         with ProgressLine(sys.stderr) as progress, progress.waiting(*OPENING):
             change_model(state, path, progress.report)
+    forget_unknown_thinking(state, renderer)
     if state.engine is None:
         renderer.say("no chat model: only searching works; /model MODEL opens one")
     else:
         renderer.say(f"{state.model}")
-        renderer.say(state.engine.plan.line())
+        for line in (state.engine.plan.line(), *state.engine.remarks):
+            renderer.say(line)
 
 
 def change_model(state: ReplState, path: Path, on_progress: Callable[[str, int, int], None]) -> None:
@@ -112,6 +115,17 @@ def change_model(state: ReplState, path: Path, on_progress: Callable[[str, int, 
         if had_engine and previous is not None:
             state.open_model(previous, on_progress)
         raise
+
+
+def forget_unknown_thinking(state: ReplState, renderer: Renderer) -> None:
+    """Give up a setting of thinking that the model now in use does not know."""
+    from libcolibri.errors import TemplateError
+
+    try:
+        state.template_options()
+    except TemplateError as error:
+        renderer.note(f"/think {state.thinking} does not apply any more: {error}")
+        state.thinking = None
 
 
 def model_words(state: ReplState) -> Iterable[str]:
@@ -160,6 +174,25 @@ def _setting(state: ReplState, name: str) -> str:
 def set_words(state: ReplState) -> Iterable[str]:
     """The names of settings."""
     return list(SETTINGS)
+
+
+def think(state: ReplState, argument: str, renderer: Renderer) -> None:
+    """/think [on | off | low | medium | high | show | hide]"""
+    if argument in ("show", "hide"):
+        state.show_reasoning = argument == "show"
+    elif argument in THINKING:
+        state.engine.chat_template.thinking_options(argument)  # raises if this model's template knows no such setting
+        state.thinking = argument
+    elif argument:
+        _refuse(f"/think {argument}: expected one of {', '.join(think_words(state))}")
+    setting = state.thinking or ("off where the model allows it" if state.knowledge_base is not None else "the model's own default")
+    shown = {None: "shown on a terminal", True: "shown", False: "hidden"}[state.show_reasoning]
+    renderer.say(f"thinking: {setting}; reasoning is {shown}")
+
+
+def think_words(state: ReplState) -> Iterable[str]:
+    """What /think takes."""
+    return [*THINKING, "show", "hide"]
 
 
 def save(state: ReplState, argument: str, renderer: Renderer) -> None:

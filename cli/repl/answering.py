@@ -27,13 +27,16 @@ class Answer:
     ----------
     show : callable
         Called with each piece of text.
+    show_reasoning : callable
+        Called with each piece of what the model thinks before it answers.
     progress : ProgressLine
         Shows the search and the reading of the prompt; cleared before the first piece.
     """
 
-    def __init__(self, question: str, show: Callable[[str], None], progress: ProgressLine):
+    def __init__(self, question: str, show: Callable[[str], None], show_reasoning: Callable[[str], None] | None, progress: ProgressLine):
         self.question = question
-        self._show, self._progress = show, progress
+        self._show, self._show_reasoning, self._progress = show, show_reasoning, progress
+        self._n_thoughts = 0
         self._pieces: list[str] = []
         self._hits: Any = ()
         self._stats: Any = None
@@ -46,6 +49,8 @@ class Answer:
             self._hits = event.hits
         elif hasattr(event, "stats"):
             self._read(event.stats)
+        elif hasattr(event, "reasoning"):
+            self._think(event.reasoning)
         elif hasattr(event, "text"):
             self._write(event.text)
         else:
@@ -58,11 +63,22 @@ class Answer:
         if step.token_id is None and not step.text and step.finish_reason is None:
             self._read(step.stats)
         else:
+            self._think(step.reasoning)
             self._write(step.text)
 
     def _read(self, stats: Any) -> None:
         self._stats = stats
         self._progress.report("reading the sources", stats.prefilled_tok + stats.reused_tok, stats.prompt_tok)
+
+    def _think(self, piece: str) -> None:
+        if not piece:
+            return
+        self._n_thoughts += 1
+        if self._show_reasoning is None:
+            self._progress.report("thinking, token", self._n_thoughts, 0)
+        else:
+            self._progress.clear()
+            self._show_reasoning(piece)
 
     def _write(self, piece: str) -> None:
         if piece:
@@ -74,7 +90,15 @@ class Answer:
         """The finished turn; without a result (stopped for good) nothing in it is checked."""
         result, text = self._result, "".join(self._pieces)
         if result is None:
-            return Turn(self.question, text, from_hits(self._hits), finish_reason=self._finish_reason, stats=self._stats)
+            only_thought = bool(self._n_thoughts) and not text
+            return Turn(
+                self.question,
+                text,
+                from_hits(self._hits),
+                finish_reason=self._finish_reason,
+                stats=self._stats,
+                only_thought=only_thought,
+            )
         return Turn(
             self.question,
             text,
@@ -87,6 +111,7 @@ class Answer:
             finish_reason=self._finish_reason,
             stats=self._stats,
             notes=tuple(notes_of(result.retrieval)),
+            only_thought=bool(self._n_thoughts) and not text,
         )
 
 
@@ -100,24 +125,26 @@ def notes_of(retrieval: Any) -> Iterator[str]:
 
 def answer(state: ReplState, gathered: Answer, cancel: Event) -> None:
     """Answer with what the state has open; `gathered` takes it in."""
-    sampling = state.services.sampling(**state.sampling)
+    sampling, template_options = state.services.sampling(**state.sampling), state.template_options()
     if state.knowledge_base is None:
         messages = [*state.history(), {"role": "user", "content": gathered.question}]
-        for step in state.session.generate(messages, sampling, max_tokens=state.max_tokens, cancel=cancel):
+        steps = state.session.generate(messages, sampling, max_tokens=state.max_tokens, cancel=cancel, template_options=template_options)
+        for step in steps:
             gathered.take_step(step)
         return
     options: dict[str, Any] = {"history": state.history(), "sampling": sampling, "scope": state.services.scope(state.scope)}
+    options["template_options"] = template_options
     if state.max_tokens:
         options["max_tokens"] = state.max_tokens
     for event in state.knowledge_base.ask(state.session, gathered.question, cancel=cancel, **options):
         gathered.take_event(event)
 
 
-def gather(state: ReplState, question: str, show: Callable[[str], None]) -> Turn:
+def gather(state: ReplState, question: str, show: Callable[[str], None], show_reasoning: Callable[[str], None] | None = None) -> Turn:
     """Answer and keep the turn. Ctrl-C stops the answer; what was written is kept and marked as stopped."""
     with ProgressLine(sys.stderr) as progress, keys_unseen(), cancel_on_interrupt() as cancel:
         progress.note("searching the documents …" if state.knowledge_base is not None else "reading …")
-        gathered = Answer(question, show, progress)
+        gathered = Answer(question, show, show_reasoning, progress)
         try:
             answer(state, gathered, cancel)
         except KeyboardInterrupt:  # a second Ctrl-C: the work did not listen
@@ -139,10 +166,19 @@ def ask(state: ReplState, question: str, renderer: Renderer) -> None:
 
 def answer_aloud(state: ReplState, question: str, renderer: Renderer) -> Turn:
     """Answer on the screen, with what stands below the answer."""
+    thoughts = renderer.reasoning(state.show_reasoning)
     writer = renderer.answer(cites=state.knowledge_base is not None)
+
+    def show(piece: str) -> None:
+        if thoughts is not None:
+            thoughts.close()
+        writer.push(piece)
+
     try:
-        turn = gather(state, question, writer.push)
+        turn = gather(state, question, show, None if thoughts is None else thoughts.push)
     finally:
+        if thoughts is not None:
+            thoughts.close()
         writer.close()
     conclude(turn, renderer)
     return turn
@@ -157,6 +193,8 @@ def conclude(turn: Turn, renderer: Renderer) -> None:
     """What stands below an answer: marks, sources, timing."""
     if turn.finish_reason == "cancelled":
         renderer.note("[stopped: this answer is not complete]")
+    elif turn.only_thought:
+        renderer.note("[the model was still thinking when it was cut: /think off, /set max-tokens N, or a larger --ctx]")
     elif turn.finish_reason == "length":
         renderer.note("[cut at the token limit: /set max-tokens N, or a larger --ctx]")
     if turn.unknown:

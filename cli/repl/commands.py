@@ -60,6 +60,10 @@ def _model(state: ReplState) -> str | None:
     return None if state.engine is not None else "a chat model: start with --model"
 
 
+def _template(state: ReplState) -> str | None:
+    return _model(state) or (None if state.engine.chat_template is not None else "a model with a chat template")
+
+
 def _turn(state: ReplState) -> str | None:
     return None if state.turns else "an answer: ask a question first"
 
@@ -99,6 +103,14 @@ COMMANDS = (
     ),
     Command("model", "[MODEL]", "Show the model and its memory plan, or change to MODEL.", actions.model, words=actions.model_words),
     Command("set", "[NAME [VALUE]]", "Show or change a setting, such as temperature.", actions.set_value, _model, actions.set_words),
+    Command(
+        "think",
+        "[on | off | low | medium | high | show | hide]",
+        "Show or change whether a reasoning model thinks first, and whether its reasoning is shown.",
+        actions.think,
+        _template,
+        actions.think_words,
+    ),
     Command("save", "[NAME]", "Save the conversation; with a name ending in .md as a text to read.", actions.save, _turn),
     Command("resume", "[NAME]", "Continue a saved conversation, or list them.", actions.resume, words=actions.saved_names),
     Command("retry", "", "Ask the last question again.", actions.retry, _turn),

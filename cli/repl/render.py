@@ -246,6 +246,33 @@ class PlainWriter:
             self._last = "\n"
 
 
+class ReasoningWriter:
+    """What a model thinks before it answers, dimmed, as it comes; once closed it is quiet until new text comes."""
+
+    def __init__(self, console: Console):
+        self._console = console
+        self._open = False
+
+    def push(self, piece: str) -> None:
+        """Show the piece at once."""
+        if text := neutralise(piece):
+            self._open = True
+            self._write(text)
+
+    def close(self) -> None:
+        """End it; an empty line sets the answer apart."""
+        if self._open:
+            self._open = False
+            self._write("\n\n")
+
+    def _write(self, text: str) -> None:
+        if self._console.is_terminal:
+            self._console.out(text, style="dim", highlight=False, end="")
+        else:
+            self._console.file.write(text)
+            self._console.file.flush()
+
+
 class Renderer:
     """Everything the conversation prints: answers on `console`, notes and errors on `notes`."""
 
@@ -261,6 +288,11 @@ class Renderer:
     def answer(self, cites: bool) -> AnswerWriter | PlainWriter:
         """A writer for one answer; `cites` says whether it stands on numbered sources."""
         return AnswerWriter(self.console, cites) if self.console.is_terminal else PlainWriter(self.console)
+
+    def reasoning(self, wanted: bool | None) -> ReasoningWriter | None:
+        """A writer for what comes before an answer, None when it is not to be shown. None asks for it on a terminal."""
+        show = self.console.is_terminal and self.notes.is_terminal if wanted is None else wanted
+        return ReasoningWriter(self.notes) if show else None
 
     def say(self, text: str, style: str = "") -> None:
         """A line of the conversation itself, such as a command's result."""

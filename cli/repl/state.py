@@ -27,6 +27,7 @@ class Turn:
     finish_reason: str | None = None
     stats: Any = None  # GenerationStats, None when the model was not asked
     notes: tuple[str, ...] = ()  # such as sources that did not fit
+    only_thought: bool = False  # it ended before the answer began
 
 
 @dataclass
@@ -42,6 +43,8 @@ class ReplState:
     engine_options: dict[str, Any] = field(default_factory=dict)
     sampling: dict[str, Any] = field(default_factory=dict)  # fields of SamplingParams
     max_tokens: int | None = None
+    thinking: str | None = None  # a setting of the chat template; None: its default, and off for answers from documents
+    show_reasoning: bool | None = None  # None: on a terminal only
     scope: str | None = None  # only documents under this path
     turns: list[Turn] = field(default_factory=list)
     found: tuple[Source, ...] = ()  # what /open and /why refer to: the last answer's or search's sources
@@ -56,6 +59,22 @@ class ReplState:
         """Earlier turns as messages; an answer that was never begun is left out with its question."""
         pairs = [(turn.question, turn.answer) for turn in self.turns if turn.answer]
         return [message for question, answer in pairs for message in (_message("user", question), _message("assistant", answer))]
+
+    def template_options(self) -> dict[str, Any]:
+        """The chat template's variables for the setting of thinking. Raises TemplateError when it knows no such setting."""
+        template = self.engine.chat_template if self.engine is not None else None
+        if template is None:
+            return {}
+        if self.thinking is not None:
+            return template.thinking_options(self.thinking)
+        if self.knowledge_base is None:
+            return {}
+        from libcolibri.errors import TemplateError
+
+        try:  # what the documents say needs no long thinking
+            return template.thinking_options("off")
+        except TemplateError:
+            return {}
 
     def keep(self, turn: Turn) -> None:
         """Add a finished turn."""

@@ -4,9 +4,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..arena import align_up
 from ..errors import ConfigError
-from ..recorder import LANES, Recorder, Rows, head_bundle, padded_vector, wants
+from ..recorder import LANES, HeadNorms, Heads, KeysValues, Recorder, Rows, attention_scratch_bytes, padded_vector, wants
 from ..rope import RopeConfig
 from .base import AttentionState, Block, TensorSpec
 from .site import Site
@@ -138,26 +137,24 @@ class Attention(Block):
     def ropes(self) -> tuple[tuple[RopeConfig, int], ...]:
         return () if self.rope is None else ((self.rope, self.rope.columns(self.head_dim)),)
 
+    def _heads(self) -> Heads:
+        return Heads(self.num_attention_heads, self.num_key_value_heads, self.head_dim, self.v_dim, self.q_head)
+
     def scratch_bytes(self, hidden_size: int, context_length: int) -> int:
-        scores = head_bundle(self.num_attention_heads // self.num_key_value_heads) * _scores_row_bytes(context_length) + 64
-        return max(Block.scratch_bytes(self, hidden_size, context_length), scores, 8 * max(self.head_dim, self.v_dim) + 512)
+        return max(Block.scratch_bytes(self, hidden_size, context_length), attention_scratch_bytes(self._heads(), context_length))
 
     def record(self, r: Recorder, site: Site) -> None:
-        o_proj, attended = site.matrix("o_proj"), site.rows("attended")
+        q, attended, o_proj = site.rows("q"), site.rows("attended"), site.matrix("o_proj")
+        cache = KeysValues(site.state if self.reads_layer is None else site.state_of(self.reads_layer), site.kv_dtype, site.start)
         self._record_projections(r, site)
-        self._record_append(r, site)
+        self._record_append(r, site, cache)
         r.attention(
-            site.start, site.rows("q"), self.num_key_value_heads, self.head_dim, self._cache(site), site.kv_dtype, self.window or 0,
-            attended, r.scratch, r.scratch_bytes, _scores_row_bytes(site.context_length), q_head=self.q_head, v_dim=self.v_dim,
-            scale=self.scale, softcap=self.softcap or 0.0, sinks=site.vector("sinks"), chunk=self.chunk or 0,
+            cache, self._heads(), q, attended, site.context_length, scale=self.scale or self.head_dim**-0.5, softcap=self.softcap,
+            sinks=site.vector("sinks"), window=self.window, chunk=self.chunk,
         )  # fmt: skip
         self._record_gate(r, site, attended)
         opened = r.activation("quantize", attended, wants([o_proj]))
         r.product("o", o_proj, opened, site.out, bias=site.vector("o_bias"), onto=site.onto)
-
-    def _cache(self, site: Site) -> int:
-        """Address of the descriptor of the cache that is read."""
-        return site.state if self.reads_layer is None else site.state_of(self.reads_layer)
 
     def _record_projections(self, r: Recorder, site: Site) -> None:
         names = list(self._sizes())
@@ -165,7 +162,7 @@ class Attention(Block):
         for p in names:
             r.product(p, site.matrix(f"{p}_proj"), x, site.rows(p), bias=site.vector(f"{p}_bias"), barrier=p == names[-1])
 
-    def _record_append(self, r: Recorder, site: Site) -> None:
+    def _record_append(self, r: Recorder, site: Site, cache: KeysValues) -> None:
         """Norms over all heads and clipping; then what is done head by head on the way into the cache."""
         projected = [p for p in "qkv" if p in self._sizes()]
         if self.qk_norm == "full":
@@ -174,22 +171,21 @@ class Attention(Block):
         if self.clip_qkv is not None:
             for p in projected:
                 r.clip("clip", site.rows(p), self.clip_qkv)
-        k = site.rows("k") if self.reads_layer is None else None
+        k, v = (None, None) if self.reads_layer is not None else (site.rows("k"), site.rows("k" if self.v_is_k else "v"))
+        table = None if self.rope is None else site.rope_table(self.rope, self.rope.columns(self.head_dim))
         r.rope_append(
-            site.start, site.rows("q"), k, k if self.v_is_k or k is None else site.rows("v"), self.head_dim, self._table(site),
-            self._head_norms(site), self.eps, self._cache(site), site.kv_dtype, q_head=self.q_head, v_dim=self.v_dim,
-            norm_last=self.qk_norm in ("head_last", "unit_last"), v_norm=np.ones(self.v_dim, np.float32) if self.v_norm else None,
-            v_factor=self.value_scale, q_factors=self._temperatures(site.context_length),
+            cache, self._heads(), site.rows("q"), k, v, norms=self._head_norms(site), table=table, v_factor=self.value_scale,
+            q_factors=self._temperatures(site.context_length),
         )  # fmt: skip
 
-    def _table(self, site: Site) -> np.ndarray | None:
-        return None if self.rope is None else site.rope_table(self.rope, self.rope.columns(self.head_dim))
-
-    def _head_norms(self, site: Site) -> tuple[np.ndarray | None, np.ndarray | None]:
-        """Weights of the norms of q and k within a head."""
+    def _head_norms(self, site: Site) -> HeadNorms:
+        q, k = None, None
         if self.qk_norm == "unit_last":
-            return (np.ones(self.head_dim, np.float32),) * 2
-        return (site.vector("q_norm"), site.vector("k_norm")) if self.qk_norm in ("head", "head_last") else (None, None)
+            q = k = np.ones(self.head_dim, np.float32)
+        elif self.qk_norm in ("head", "head_last"):
+            q, k = site.vector("q_norm"), site.vector("k_norm")
+        v = np.ones(self.v_dim, np.float32) if self.v_norm else None
+        return HeadNorms(self.eps, q, k, v, last=self.qk_norm in ("head_last", "unit_last"))
 
     def _temperatures(self, context_length: int) -> np.ndarray | None:
         """float32 (positions,): factors of q, which keep the softmax of many positions sharp."""
@@ -211,6 +207,3 @@ def _vector(site: Site, name: str) -> np.ndarray:
     assert found is not None
     return found
 
-
-def _scores_row_bytes(context_length: int) -> int:
-    return align_up(context_length, 16) * 4 + 64

@@ -12,6 +12,7 @@ from ..rope import RopeConfig
 
 if TYPE_CHECKING:  # recording costs an import of the compiler, reading a config does not
     from ..recorder import Recorder
+    from .moe import MoE
     from .site import Site
 
 
@@ -89,6 +90,11 @@ class Block(ABC):
 
     def experts(self, hidden_size: int) -> ExpertShape | None:
         """Shapes of the routed experts of a layer of this block."""
+        return None
+
+    @property
+    def routed(self) -> "MoE | None":
+        """The part that sends tokens to experts, where the block has one."""
         return None
 
     def ropes(self) -> tuple[tuple[RopeConfig, int], ...]:

@@ -52,6 +52,10 @@ class MoE(Block):
         check_activation(self.activation, self.limit)
         self.router.check(self.num_experts, self.num_experts_per_tok)
 
+    @property
+    def routed(self) -> "MoE":
+        return self
+
     def tensors(self, hidden_size: int) -> dict[str, TensorSpec]:
         specs = self.router.tensors(self.num_experts, hidden_size)
         if self.bias:
@@ -151,6 +155,8 @@ class Wave:
     def __init__(
         self, r: Recorder, site: Site, state: MoeState, table: np.ndarray, block: MoE, x: Activation, factors: np.ndarray | int
     ):  # fmt: skip
+        # Experts' rows are gathered by whichever rank comes first, from the first rank's copy of x.
+        assert r.program.is_settled
         assert site.experts is not None
         self.r, self.site, self.state, self.table, self.block, self.x, self.factors = r, site, state, table, block, x, factors
         self.parts = site.experts.parts

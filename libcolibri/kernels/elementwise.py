@@ -28,17 +28,19 @@ def make_clip(isa):
 
 
 def make_activate(isa, kind):
-    """Kernel: gate[t] = opened(gate[t]) * passed(up[t]) of ffn.py, where gate and up have different tensor types; ranks share rows.
+    """Kernel: gate[t] = opened(gate[t]) * passed(up[t]) of ffn.py, ranks share rows.
 
-    operands: address of the number of rows, gate, up (0: no such matrix), their stride, columns padded to 16, address of the limit.
+    operands: address of the number of rows, gate, its stride, up (0: no such matrix), its stride, columns padded to 16, address of the
+    limit.
     """
 
     @kernel
     def activate(operands, rank, threads):
-        rows, gate, up = get_i64(get_i64(operands)), get_i64(operands + 8), get_i64(operands + 16)
-        stride, padded, limit = get_i64(operands + 24), get_i64(operands + 32), get_f32(get_i64(operands + 40))
+        rows, gate, stride = get_i64(get_i64(operands)), get_i64(operands + 8), get_i64(operands + 16)
+        up, up_stride = get_i64(operands + 24), get_i64(operands + 32)
+        padded, limit = get_i64(operands + 40), get_f32(get_i64(operands + 48))
         for t in range(rank, rows, threads):
-            activate_row(kind, gate + t * stride, shifted(up, t * stride), padded, limit)
+            activate_row(kind, gate + t * stride, shifted(up, t * up_stride), padded, limit)
         return 0
 
     return activate

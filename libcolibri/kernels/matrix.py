@@ -126,6 +126,31 @@ def make_product(isa, format, width, lanes):
     return matrix_product
 
 
+def make_head_product(isa, format, width, lanes):
+    """Kernel: out[t][head] = W[head] @ x[t][head]: the rows of every head times that head's own input.
+
+    operands: tiles, row groups, bytes of a row group, tiles of a row group (float types: columns), row groups of a head, x, bytes of x per
+    token, bytes of x between heads, address of the number of tokens, out, out stride, bytes of out between heads.
+    x of a head is float32 rows, or a panel run of its own (activations.py). Ranks share row groups.
+    """
+
+    @kernel
+    def head_product(operands, rank, threads):
+        tiles, groups, group_bytes, blocks = get_i64(operands), get_i64(operands + 8), get_i64(operands + 16), get_i64(operands + 24)
+        head_groups, x0, x_stride, x_head = get_i64(operands + 32), get_i64(operands + 40), get_i64(operands + 48), get_i64(operands + 56)
+        tokens, out0 = get_i64(get_i64(operands + 64)), get_i64(operands + 72)
+        out_stride, out_head = get_i64(operands + 80), get_i64(operands + 88)
+        wide, one = target(isa, format, width, lanes), target(isa, format, 1, 16)
+        first, last = share(groups, rank, threads)
+        for group in range(first, last):
+            head = group // head_groups
+            x, out = x0 + head * x_head, out0 + head * out_head + group % head_groups * 64
+            product_run(wide, one, tiles + group * group_bytes, blocks, x, x_stride, tokens, out, out_stride, 0, 0)
+        return 0
+
+    return head_product
+
+
 def make_gate_up(isa, format, width, lanes, kind):
     """Kernel: out[t] = opened(gate @ x[t] + gate bias) * passed(up @ x[t] + up bias) of ffn.py; both matrices of one shape and tensor type.
 

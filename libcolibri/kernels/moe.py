@@ -2,8 +2,9 @@
 
 Tokens are grouped by expert so that each expert's weights are read once: assignment a = t * K + k (token t's k-th choice) gets row
 `slot[a]` of buffers that are sorted by expert. An expert's rows form one panel run of activations.py. A layer is computed in waves: `wave`
-lists the experts that are resident and not done; a miss ends the replay as an expert fault, Python reads the missing
-experts, and the wave is entered again. Every assignment has an output row of its own, and the sum over a token's choices
+lists the experts that are resident and not done; where others are missing the replay stops as an expert fault, Python starts to read those,
+and the wave is computed meanwhile. At its end, or at once where none is resident, a fault waits for them, and the wave is entered
+again. Every assignment has an output row of its own, and the sum over a token's choices
 is taken at the end in the order of its choices: the number of waves, hence the cache size, cannot change a bit.
 
 Routing state of a layer, int64 arrays (A = T * K assignments, E experts):
@@ -65,10 +66,11 @@ def make_sort(isa):
 
 
 def make_wave(isa):
-    """Kernel (rank 0): list the experts of the next wave and the missing ones; an expert fault where none is resident.
+    """Kernel (rank 0): list the experts of the next wave and the missing ones; an expert fault where some are missing.
 
     operands: E, count, done, table of resident addresses (0: absent), ready, missing, recency stamps (E), address of the clock, counters
-    (hits, misses), address of a flag that is 1 in the first wave of a layer. Status FAULT asks the caller to bring in experts.
+    (hits, misses), address of a flag that is 1 in the first wave of a layer. Status FAULT lets the caller
+    start reading the missing experts while those of the wave are computed, or wait for them where there are none.
     """
 
     @kernel
@@ -95,7 +97,7 @@ def make_wave(isa):
             put_i64(fresh, 0)
             put_i64(counters, get_i64(counters) + here)
             put_i64(counters + 8, get_i64(counters + 8) + absent)
-        if here == 0 and absent != 0:
+        if absent != 0:
             return FAULT
         return 0
 

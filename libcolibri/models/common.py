@@ -70,6 +70,28 @@ INTERLEAVED_ROPE = (
 )
 
 
+def _whole_q(layer: LayerConfig) -> list[int]:
+    block = _attention(layer)
+    return half_split(block.num_attention_heads, block.head_dim, block.head_dim)
+
+
+def _whole_k(layer: LayerConfig) -> list[int]:
+    block = _attention(layer)
+    return half_split(block.num_key_value_heads, block.head_dim, block.head_dim)
+
+
+# The same in llama.cpp's files, which keep such rows as they are ...
+GGUF_INTERLEAVED = (
+    Rule(r"(.*)\.attn_q\.(weight|bias)", r"\1.self_attn.q_proj.\2", order=_half_split_q),
+    Rule(r"(.*)\.attn_k\.(weight|bias)", r"\1.self_attn.k_proj.\2", order=_half_split_k),
+)
+# ... and interleave those of Llama and its relatives, whole heads in every layer.
+GGUF_LLAMA = (
+    Rule(r"(.*)\.attn_q\.(weight|bias)", r"\1.self_attn.q_proj.\2", order=_whole_q),
+    Rule(r"(.*)\.attn_k\.(weight|bias)", r"\1.self_attn.k_proj.\2", order=_whole_k),
+)
+
+
 def ignore(reader: ConfigReader, *keys: str) -> None:
     """Keys of released configs that change nothing in this family's forward pass."""
     for key in keys:

@@ -113,7 +113,9 @@ class ConfigReader:
 
     def with_defaults(self, **defaults: Any) -> "ConfigReader":
         """A reader for a family whose published configs leave out what its class has as defaults."""
-        return ConfigReader({**defaults, **self.raw}, self.family)
+        copy = type(self)({**defaults, **self.raw}, self.family)
+        copy._read = self._read  # reading from the copy is reading from this one
+        return copy
 
     def has(self, key: str) -> bool:
         """Whether `key` is present and not null; does not count as reading it."""
@@ -193,3 +195,15 @@ class ConfigReader:
                     f"{self.family} config: unknown key {key}={found!r} may change what the model computes; "
                     "remove it if it does not, else this model is not supported"
                 )
+
+
+class KeyFinder(ConfigReader):
+    """A reader that refuses no key: it finds out which ones are read."""
+
+    def finish(self) -> None:
+        """Nothing: what is left unread is the answer."""
+
+    @property
+    def used(self) -> frozenset[str]:
+        """The keys read so far."""
+        return frozenset(self._read)

@@ -18,7 +18,7 @@ from ..blocks.moe import MoE
 from ..blocks.moe_state import MoeState
 from ..blocks.site import ResidentExperts, Site
 from ..config import ModelConfig, Sublayer
-from ..errors import ConfigError
+from ..errors import ConfigError, PassCancelled
 from ..kernels.kernel_set import KernelSet
 from ..program import Program
 from ..recorder import Recorder, Rows, padded, wants
@@ -39,12 +39,15 @@ class Experts(ResidentExperts, Protocol):
     def end_pass(self, routed: Mapping[int, np.ndarray]) -> None:
         """A forward pass has ended. routed: by layer, the experts of each token, int64 (T, K)."""
 
+    def begin(self, layer: int, expert_ids: np.ndarray, busy: np.ndarray) -> None:
+        """Start to read missing experts while the `busy` ones are computed; `bring_in` of the layer follows."""
+
     def bring_in(self, layer: int, expert_ids: np.ndarray) -> None:
         """Make at least one of the experts resident, as many as fit; others of any layer may be evicted."""
 
 
 class Buffers:
-    """Activations that both programs share: rows by (name, columns), and one MoeState for each kind of MoE block."""
+    """Activations that both programs share: rows by (name, columns), and one MoeState for each kind of routing."""
 
     def __init__(self, config: ModelConfig, max_tok: int):
         self.x, self.out = Rows(max_tok, config.hidden_size), Rows(max_tok, config.hidden_size)
@@ -66,7 +69,7 @@ def _row_kinds(config: ModelConfig) -> dict[tuple[str, int], None]:
 
 
 def _moe_blocks(config: ModelConfig) -> list[MoE]:
-    return [block for block in config.blocks if isinstance(block, MoE)]
+    return list(dict.fromkeys(block.routed for block in config.blocks if block.routed is not None))
 
 
 class Decoder:
@@ -99,7 +102,7 @@ class Decoder:
         self._ids = np.zeros(self.max_chunk_tok, np.int64)
         self._descriptors = np.zeros((config.num_hidden_layers, 8), np.int64)
         self._rope_tables: dict[tuple[RopeConfig, int], np.ndarray] = {}
-        self._moe_layers = {i: s.block for i, layer in enumerate(config.layers) for s in layer.sublayers if isinstance(s.block, MoE)}
+        self._moe_layers = {i: moe for i, layer in enumerate(config.layers) for sub in layer.sublayers if (moe := sub.block.routed)}
         self.buffers = Buffers(config, self.max_chunk_tok)
         self._record_programs()
 
@@ -129,13 +132,17 @@ class Decoder:
         """Hits and misses so far, int64 (2,): experts that were, or were not, resident when a layer first asked for them."""
         return sum((state.counters for state in self.buffers.moe.values()), start=np.zeros(2, np.int64))
 
-    def forward(self, state: SequenceState, token_ids: np.ndarray, logits: str = "last") -> np.ndarray | None:
+    def forward(
+        self, state: SequenceState, token_ids: np.ndarray, logits: str = "last", cancel: threading.Event | None = None
+    ) -> np.ndarray | None:
         """Append tokens to the state and compute their logits.
 
         token_ids   (T,) int64, 1 <= T <= max_chunk_tok, each within the vocabulary
         logits      "last": float32 (V,) of the last token; "all": float32 (T, V); "none": None
+        cancel      looked at whenever experts are missing: a pass over streamed experts takes long
 
-        Raises ExpertReadError when an expert's file fails; the positions before stay valid once the state is truncated to them.
+        Raises ExpertReadError when an expert's file fails, and PassCancelled; the positions before stay valid once the state is truncated
+        to them.
         """
         n = len(token_ids)
         self._check(state, token_ids)
@@ -145,7 +152,7 @@ class Decoder:
             if self.experts is not None:
                 self.experts.begin_pass()
             with state.appending(n):
-                self._run(self._step if n == 1 else self._chunk)
+                self._run(self._step if n == 1 else self._chunk, cancel)
             if self.experts is not None:
                 self.experts.end_pass(self._routed(n))
             if logits == "none":
@@ -164,12 +171,20 @@ class Decoder:
         if token_ids.min() < 0 or token_ids.max() >= self.config.vocab_size:
             raise ConfigError(f"token id {token_ids.max()} is outside the vocabulary of {self.config.vocab_size}")
 
-    def _run(self, recorded: "_Recorded") -> None:
+    def _run(self, recorded: "_Recorded", cancel: threading.Event | None = None) -> None:
         at = 0
         while (at := self.team.run(recorded.program, at)) < len(recorded.program):
-            layer, state, at = recorded.faults[at]
+            layer, state, wave = recorded.faults[at]
+            missing, ready = (experts[1 : 1 + experts[0]].copy() for experts in (state.missing, state.ready))
             assert self.experts is not None
-            self.experts.bring_in(layer, state.missing[1 : 1 + state.missing[0]].copy())
+            if cancel is not None and cancel.is_set():
+                raise PassCancelled("the pass was cancelled while experts were missing")
+            if at == wave and len(ready):
+                self.experts.begin(layer, missing, ready)
+                at = wave + 1
+            else:
+                self.experts.bring_in(layer, missing)
+                at = wave
 
     def _logits(self, tokens: slice) -> np.ndarray:
         """float32 (n, V) of n <= LOGITS_CHUNK_TOK tokens of the residual stream."""
@@ -208,7 +223,7 @@ class Decoder:
         """x += residual_multiplier * output_norm(block(input_norm(x))); without multiplier and output norm in place."""
         b, factor = self.buffers, self.config.residual_multiplier
         in_place = sub.output_norm is None and factor == 1.0
-        moe = b.moe[sub.block] if isinstance(sub.block, MoE) else None
+        moe = None if sub.block.routed is None else b.moe[sub.block.routed]
         site = Site(
             layer=layer, weights=weights.fields, x=b.x, norm=weights.input_norm, out=b.x if in_place else b.out,
             onto=b.x if in_place else None, start=self._start, ids=self._ids, states=self._descriptors, kv_dtype=self.kv_dtype,

@@ -4,6 +4,7 @@ from ..config import ModelConfig
 from . import common
 from .config_reader import ConfigReader
 from .family import Family
+from .gguf import Gguf
 
 
 def parse(reader: ConfigReader) -> ModelConfig:
@@ -15,4 +16,4 @@ def parse(reader: ConfigReader) -> ModelConfig:
     return common.build(reader, common.standard_layers(attentions, common.sparse_layers(reader, dense=0), common.mlp(reader), moe))
 
 
-FAMILY = Family("dots1", parse, (common.SHARED_EXPERTS,))
+FAMILY = Family("dots1", parse, (common.SHARED_EXPERTS,), gguf=(Gguf("dots1"),))

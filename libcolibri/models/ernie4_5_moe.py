@@ -1,5 +1,7 @@
 """ERNIE 4.5 MoE: softmax router with a bias for the choice, shared experts, neighbouring columns of a head turn together."""
 
+from typing import Any
+
 from ..blocks.mlp import Mlp
 from ..blocks.moe import MoE
 from ..blocks.router import Router
@@ -7,6 +9,7 @@ from ..config import ModelConfig
 from . import common
 from .config_reader import ConfigReader
 from .family import Family, Rule
+from .gguf import Gguf, Metadata
 
 
 def parse(reader: ConfigReader) -> ModelConfig:
@@ -31,6 +34,14 @@ def parse(reader: ConfigReader) -> ModelConfig:
     return common.build(reader, layers, eps=1e-5, tied=True)
 
 
+def _gguf(meta: Metadata) -> dict[str, Any]:
+    return {
+        "moe_num_shared_experts": meta.size("expert_shared_count"),
+        "moe_layer_start_index": meta.get("leading_dense_block_count", int, 0),
+        "moe_layer_interval": meta.size("interleave_moe_layer_step", 1),
+    }
+
+
 FAMILY = Family(
     "ernie4_5_moe",
     parse,
@@ -39,4 +50,5 @@ FAMILY = Family(
         *common.INTERLEAVED_ROPE,
         Rule(r"(.*\.mlp)\.moe_statics\.e_score_correction_bias", r"\1.gate.e_score_correction_bias", "flatten"),
     ),
+    gguf=(Gguf("ernie4_5-moe", _gguf, common.GGUF_INTERLEAVED),),
 )

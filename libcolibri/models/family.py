@@ -5,11 +5,15 @@ A family file holds one `FAMILY` and the function that turns its config into blo
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ..config import LayerConfig, ModelConfig
 from .config_reader import ConfigReader
+
+if TYPE_CHECKING:
+    from .gguf import Gguf
 
 Order = Callable[[LayerConfig], Sequence[int] | np.ndarray]
 
@@ -39,8 +43,12 @@ class Family:
 
     parse     config -> ModelConfig; refuses what it has no equations for
     tensors   rules for names that are not canonical already; the first that matches holds
+    skipped   regular expression for canonical names of tensors that are left out
+    gguf      the family in llama.cpp's files
     """
 
     name: str
     parse: Callable[[ConfigReader], ModelConfig]
     tensors: tuple[Rule, ...] = ()
+    skipped: str = ""
+    gguf: "tuple[Gguf, ...]" = ()

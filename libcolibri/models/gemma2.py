@@ -1,9 +1,12 @@
 """Gemma 2: sandwich norms of 1 + w, every other layer sliding, capped scores and logits."""
 
+from typing import Any
+
 from ..config import ModelConfig, sandwich_layer
 from . import common
 from .config_reader import ConfigReader
 from .family import Family, Rule
+from .gguf import PRE_FEEDFORWARD, Gguf, Metadata
 
 PLUS_ONE = Rule(r".*norm\.weight", r"\g<0>", "plus_one")
 
@@ -27,4 +30,10 @@ def parse(reader: ConfigReader) -> ModelConfig:
     )
 
 
-FAMILY = Family("gemma2", parse, (PLUS_ONE,))
+def _gguf(meta: Metadata) -> dict[str, Any]:
+    # llama.cpp knows the one size whose scores are scaled by the width of a head of hidden_size, not of a head, by its number of layers.
+    heads, largest = meta.size("attention.head_count"), meta.size("block_count") == 46
+    return {"query_pre_attn_scalar": meta.size("embedding_length") // heads if largest else meta.size("attention.key_length")}
+
+
+FAMILY = Family("gemma2", parse, (PLUS_ONE,), gguf=(Gguf("gemma2", _gguf, (PRE_FEEDFORWARD,)),))

@@ -1,6 +1,7 @@
 """Gemma 3: Gemma 2 with normed q and k instead of capped scores, five sliding layers to a full one, each kind with its own RoPE."""
 
 from dataclasses import replace
+from typing import Any
 
 from ..blocks.attention import Attention
 from ..config import ModelConfig, sandwich_layer
@@ -8,6 +9,7 @@ from . import common
 from .config_reader import ConfigReader
 from .family import Family
 from .gemma2 import PLUS_ONE
+from .gguf import PRE_FEEDFORWARD, Gguf, Metadata
 from .rope_config import read_layer_ropes
 
 # Published configs name only what differs from these.
@@ -43,4 +45,13 @@ def _attentions(reader: ConfigReader) -> list[Attention]:
     return [attention if attention.window is None else replace(attention, rope=ropes["sliding_attention"]) for attention in made]
 
 
-FAMILY = Family("gemma3", parse, (PLUS_ONE,))
+def _gguf(meta: Metadata) -> dict[str, Any]:
+    # llama.cpp knows the one size whose scores are scaled by the width of a head of hidden_size, not of a head, by its number of layers.
+    heads, largest = meta.size("attention.head_count"), meta.size("block_count") == 62
+    return {
+        "query_pre_attn_scalar": meta.size("embedding_length") // heads if largest else meta.size("attention.key_length"),
+        "rope_local_base_freq": meta.real("rope.freq_base_swa", THETAS["sliding_attention"]),
+    }
+
+
+FAMILY = Family("gemma3", parse, (PLUS_ONE,), gguf=(Gguf("gemma3", _gguf, (PRE_FEEDFORWARD,)),))

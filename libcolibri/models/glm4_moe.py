@@ -1,9 +1,12 @@
 """GLM-4.5 and its successors: partly turning heads, biases of q, k and v, DeepSeek-V3's router, shared experts."""
 
+from typing import Any
+
 from ..config import ModelConfig
 from . import common
 from .config_reader import ConfigReader
 from .family import Family
+from .gguf import Gguf, Metadata
 
 
 def parse(reader: ConfigReader) -> ModelConfig:
@@ -15,4 +18,8 @@ def parse(reader: ConfigReader) -> ModelConfig:
     return common.build(reader, common.standard_layers(attentions, routed, common.mlp(reader), common.deepseek_moe(reader)), eps=1e-5)
 
 
-FAMILY = Family("glm4_moe", parse, (common.SHARED_EXPERTS,))
+def _gguf(meta: Metadata) -> dict[str, Any]:
+    return {"use_qk_norm": True in meta.layers_with("attn_q_norm.weight")}
+
+
+FAMILY = Family("glm4_moe", parse, (common.SHARED_EXPERTS,), gguf=(Gguf("glm4moe", _gguf),))

@@ -1,5 +1,7 @@
 """gpt-oss: sinks and biases in attention, every other layer with a window, experts with clamped SwiGLU and biases."""
 
+from typing import Any
+
 from ..blocks.attention import Attention
 from ..blocks.moe import MoE
 from ..blocks.router import Router
@@ -7,6 +9,7 @@ from ..config import ModelConfig, standard_layer
 from . import common
 from .config_reader import ConfigReader
 from .family import Family, Rule
+from .gguf import Gguf, Metadata
 
 
 def parse(reader: ConfigReader) -> ModelConfig:
@@ -29,6 +32,10 @@ def parse(reader: ConfigReader) -> ModelConfig:
     return common.build(reader, layers, eps=1e-5)
 
 
+def _gguf(meta: Metadata) -> dict[str, Any]:
+    return {"intermediate_size": meta.size("expert_feed_forward_length"), "rope_scaling": {"truncate": False}}  # the latter is in no file
+
+
 FAMILY = Family(
     "gpt_oss",
     parse,
@@ -46,4 +53,5 @@ FAMILY = Family(
         Rule(r"(.*\.mlp\.experts)\.gate_up_proj_bias", r"\1.gate_proj.bias \1.up_proj.bias", "flatten deinterleave halves"),
         Rule(r"(.*\.mlp\.experts)\.down_proj_bias", r"\1.down_proj.bias", "flatten"),
     ),
+    gguf=(Gguf("gpt-oss", _gguf),),
 )

@@ -4,6 +4,7 @@ from ..config import ModelConfig, standard_layer
 from . import common
 from .config_reader import ConfigReader
 from .family import Family
+from .gguf import Gguf
 
 
 def parse(reader: ConfigReader) -> ModelConfig:
@@ -13,4 +14,4 @@ def parse(reader: ConfigReader) -> ModelConfig:
     return common.build(reader, layers, **common.granite_multipliers(reader))
 
 
-FAMILY = Family("granite", parse)
+FAMILY = Family("granite", parse, gguf=(Gguf("granite", tensors=common.GGUF_LLAMA),))

@@ -4,6 +4,7 @@ from ..config import ModelConfig
 from . import common
 from .config_reader import ConfigReader
 from .family import Family
+from .gguf import Gguf, has_shared_width
 
 
 def parse(reader: ConfigReader) -> ModelConfig:
@@ -11,4 +12,9 @@ def parse(reader: ConfigReader) -> ModelConfig:
     return common.granite_moe(reader, shared=None)
 
 
-FAMILY = Family("granitemoe", parse, common.GRANITE_MOE)
+FAMILY = Family(
+    "granitemoe",
+    parse,
+    common.GRANITE_MOE,
+    gguf=(Gguf("granitemoe", tensors=common.GGUF_LLAMA, chosen=lambda meta: not has_shared_width(meta)),),
+)

@@ -10,6 +10,7 @@ from ..config import ModelConfig, standard_layer
 from . import common
 from .config_reader import ConfigReader
 from .family import Family, Rule
+from .gguf import MAMBA, Gguf, Metadata
 
 
 def parse(reader: ConfigReader) -> ModelConfig:
@@ -75,6 +76,21 @@ def _feed_forward(reader: ConfigReader) -> Block:
     return shared
 
 
+def _gguf(meta: Metadata) -> dict[str, Any]:
+    kinds = ["attention" if heads else "mamba" for heads in meta.by_layer("attention.head_count_kv")]
+    return {
+        "layer_types": kinds,
+        "mamba_n_heads": meta.size("ssm.time_step_rank"),
+        "mamba_expand": meta.size("ssm.inner_size") // meta.size("embedding_length"),
+        "mamba_n_groups": meta.size("ssm.group_count"),
+        "mamba_d_state": meta.size("ssm.state_size"),
+        "mamba_d_conv": meta.size("ssm.conv_kernel"),
+        "shared_intermediate_size": meta.size("expert_shared_feed_forward_length", meta.get("feed_forward_length", int)),
+        "num_local_experts": meta.get("expert_count", int, 0),
+        "position_embedding_type": "rope" if meta.get("rope.scaling.finetuned", bool, True) else "nope",  # llama.cpp's own use of that key
+    }
+
+
 FAMILY = Family(
     "granitemoehybrid",
     parse,
@@ -83,4 +99,5 @@ FAMILY = Family(
         Rule(r"(.*)\.mamba\.A_log", r"\1.mamba.A", "neg_exp"),
         Rule(r"(.*)\.mamba\.conv1d\.weight", r"\1.mamba.conv1d.weight", "conv"),
     ),
+    gguf=(Gguf("granitehybrid", _gguf, (*common.GGUF_LLAMA, *MAMBA)),),
 )

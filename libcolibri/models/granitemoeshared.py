@@ -1,10 +1,13 @@
 """Granite MoE with a shared expert."""
 
+from typing import Any
+
 from ..blocks.mlp import Mlp
 from ..config import ModelConfig
 from . import common
 from .config_reader import ConfigReader
 from .family import Family
+from .gguf import Gguf, Metadata, has_shared_width
 
 
 def parse(reader: ConfigReader) -> ModelConfig:
@@ -13,4 +16,13 @@ def parse(reader: ConfigReader) -> ModelConfig:
     return common.granite_moe(reader, shared=Mlp(width, "mlp.shared_expert.") if width else None)
 
 
-FAMILY = Family("granitemoeshared", parse, common.GRANITE_MOE)
+def _gguf(meta: Metadata) -> dict[str, Any]:
+    return {"shared_intermediate_size": meta.size("expert_shared_feed_forward_length")}
+
+
+FAMILY = Family(
+    "granitemoeshared",
+    parse,
+    common.GRANITE_MOE,
+    gguf=(Gguf("granitemoe", _gguf, common.GGUF_LLAMA, has_shared_width),),
+)

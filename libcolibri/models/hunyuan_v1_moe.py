@@ -9,6 +9,7 @@ from ..config import ModelConfig, standard_layer
 from . import common
 from .config_reader import ConfigReader
 from .family import Family, Rule
+from .gguf import Gguf, Metadata
 
 # Of the released configs: training, pictures, and mechanisms that the model does not use.
 UNUSED = (
@@ -49,6 +50,10 @@ def _same_in_all_layers(reader: ConfigReader, key: str) -> int:
     return values[0]
 
 
+def _gguf(meta: Metadata) -> dict[str, Any]:
+    return {"moe_topk": meta.size("expert_used_count"), "intermediate_size": meta.size("expert_feed_forward_length")}
+
+
 FAMILY = Family(
     "hunyuan_v1_moe",
     parse,
@@ -58,4 +63,5 @@ FAMILY = Family(
         Rule(r"(.*\.self_attn)\.query_layernorm\.weight", r"\1.q_norm.weight"),
         Rule(r"(.*\.self_attn)\.key_layernorm\.weight", r"\1.k_norm.weight"),
     ),
+    gguf=(Gguf("hunyuan-moe", _gguf),),
 )

@@ -1,9 +1,12 @@
 """Hy3: Qwen3's attention, DeepSeek-V3's router without groups under names of its own, one shared expert."""
 
+from typing import Any
+
 from ..config import ModelConfig
 from . import common
 from .config_reader import ConfigReader
 from .family import Family, Rule
+from .gguf import Gguf, Metadata
 
 
 def parse(reader: ConfigReader) -> ModelConfig:
@@ -18,6 +21,11 @@ def parse(reader: ConfigReader) -> ModelConfig:
     return common.build(reader, common.standard_layers(attentions, routed, common.mlp(reader), moe), eps=1e-5)
 
 
+def _gguf(meta: Metadata) -> dict[str, Any]:
+    shared = meta.size("expert_shared_feed_forward_length") // meta.size("expert_feed_forward_length")
+    return {"router_scaling_factor": meta.real("expert_weights_scale"), "num_shared_experts": shared}
+
+
 FAMILY = Family(
     "hy_v3",
     parse,
@@ -26,4 +34,5 @@ FAMILY = Family(
         Rule(r"(.*\.mlp)\.router\.gate\.weight", r"\1.gate.weight"),
         Rule(r"(.*\.mlp)\.expert_bias", r"\1.gate.e_score_correction_bias"),
     ),
+    gguf=(Gguf("hy_v3", _gguf),),
 )

@@ -1,5 +1,7 @@
 """Laguna: heads by layer, a softplus gate on attention's output, sigmoid router with a bias, one shared expert."""
 
+from typing import Any
+
 from ..blocks.attention import Attention
 from ..blocks.moe import MoE
 from ..blocks.router import Router
@@ -7,6 +9,7 @@ from ..config import ModelConfig
 from . import common
 from .config_reader import ConfigReader
 from .family import Family, Rule
+from .gguf import Gguf, Metadata, sections
 from .rope_config import read_layer_ropes
 
 THETAS = {"full_attention": 500000.0, "sliding_attention": 10000.0}
@@ -44,8 +47,28 @@ def parse(reader: ConfigReader) -> ModelConfig:
     return common.build(reader, common.standard_layers(attentions, common.sparse_layers(reader, dense=1), common.mlp(reader), moe))
 
 
+def _gguf(meta: Metadata) -> dict[str, Any]:
+    heads, head_dim = meta.by_layer("attention.head_count"), meta.size("attention.key_length")
+    gate = meta.shape("blk.0.attn_gate.weight")
+    return {
+        "num_attention_heads_per_layer": heads,
+        "gating": "per-head" if gate is not None and gate[0] == heads[0] else "per-element",
+        "moe_routed_scaling_factor": meta.real("expert_weights_scale", 1.0),
+        "rope_parameters": {
+            kind: {
+                "rope_theta": meta.real(f"rope.freq_base{suffix}", THETAS[kind]),
+                "partial_rotary_factor": meta.size(f"rope.dimension_count{suffix}", head_dim) / head_dim,
+            }
+            for kind, suffix in (("full_attention", ""), ("sliding_attention", "_swa"))
+        },
+        "rope_theta": None,
+        "partial_rotary_factor": None,
+    }
+
+
 FAMILY = Family(
     "laguna",
     parse,
     (common.SHARED_EXPERTS, Rule(r"(.*\.mlp)\.experts\.e_score_correction_bias", r"\1.gate.e_score_correction_bias")),
+    gguf=(Gguf("laguna", _gguf, sections(("attn_gate", "self_attn.g_proj"))),),
 )

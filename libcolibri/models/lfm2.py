@@ -1,6 +1,7 @@
 """LFM2: short convolutions in most layers, attention with a norm per head in the others."""
 
 from collections.abc import Iterable
+from typing import Any
 
 from ..blocks.attention import Attention
 from ..blocks.base import Block, NormConfig
@@ -11,6 +12,7 @@ from ..config import LayerConfig, ModelConfig, standard_layer
 from . import common
 from .config_reader import ConfigReader
 from .family import Family, Rule
+from .gguf import Gguf, Metadata, sections
 
 # What training left in published configs.
 _INITIALISERS = ("block_mlp_init_scale", "block_out_init_scale", "block_use_xavier_init", "conv_use_xavier_init", "block_norm_eps")
@@ -79,4 +81,20 @@ TENSORS = (
     Rule(r"(.*)\.feed_forward\.(experts\.\d+\.)?w3\.weight", r"\1.mlp.\2up_proj.weight"),
 )
 
-FAMILY = Family("lfm2", parse, tensors=TENSORS)
+def gguf_config(meta: Metadata) -> dict[str, Any]:
+    """Keys of LFM2's files."""
+    return {
+        "layer_types": ["conv" if there else "full_attention" for there in meta.layers_with("shortconv.conv.weight")],
+        "conv_L_cache": meta.size("shortconv.l_cache"),
+        "norm_eps": meta.real("attention.layer_norm_rms_epsilon"),
+        "block_auto_adjust_ff_dim": False,
+        "rms_norm_eps": None,
+    }
+
+
+GGUF_TENSORS = (
+    Rule(r"token_embd_norm\.weight", "model.norm.weight"),
+    Rule(r"(.*)\.shortconv\.conv\.weight", r"\1.conv.conv.weight", "conv"),
+    *sections(("shortconv.in_proj", "conv.in_proj"), ("shortconv.out_proj", "conv.out_proj")),
+)
+FAMILY = Family("lfm2", parse, tensors=TENSORS, gguf=(Gguf("lfm2", gguf_config, GGUF_TENSORS),))

@@ -1,5 +1,7 @@
 """LFM2-MoE: LFM2 whose later layers have routed experts."""
 
+from typing import Any
+
 from ..blocks.mlp import Mlp
 from ..blocks.moe import MoE
 from ..blocks.router import Router
@@ -7,6 +9,7 @@ from ..config import ModelConfig, standard_layer
 from . import lfm2
 from .config_reader import ConfigReader
 from .family import Family, Rule
+from .gguf import Gguf, Metadata
 
 
 def parse(reader: ConfigReader) -> ModelConfig:
@@ -24,6 +27,10 @@ def parse(reader: ConfigReader) -> ModelConfig:
     return lfm2.build(reader, [standard_layer(mixer, mlp if i < dense else moe) for i, mixer in enumerate(mixers)])
 
 
+def _gguf(meta: Metadata) -> dict[str, Any]:
+    return lfm2.gguf_config(meta) | {"num_dense_layers": meta.get("leading_dense_block_count", int, 0), "block_auto_adjust_ff_dim": None}
+
+
 FAMILY = Family(
     "lfm2_moe",
     parse,
@@ -32,4 +39,5 @@ FAMILY = Family(
         Rule(r"(.*)\.feed_forward\.gate\.weight", r"\1.mlp.gate.weight"),
         Rule(r"(.*)\.feed_forward\.expert_bias", r"\1.mlp.gate.e_score_correction_bias"),
     ),
+    gguf=(Gguf("lfm2moe", _gguf, lfm2.GGUF_TENSORS),),
 )

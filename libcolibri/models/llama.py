@@ -4,6 +4,7 @@ from ..config import ModelConfig, standard_layer
 from . import common
 from .config_reader import ConfigReader
 from .family import Family
+from .gguf import Gguf, is_routed
 
 
 def parse(reader: ConfigReader) -> ModelConfig:
@@ -15,4 +16,4 @@ def parse(reader: ConfigReader) -> ModelConfig:
     return common.build(reader, [standard_layer(attention, mlp) for attention in attentions])
 
 
-FAMILY = Family("llama", parse)
+FAMILY = Family("llama", parse, gguf=(Gguf("llama", tensors=common.GGUF_LLAMA, chosen=lambda meta: not is_routed(meta)),))

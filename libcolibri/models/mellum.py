@@ -1,11 +1,14 @@
 """Mellum 2: Qwen3's attention with windows and a rotary embedding for each layer type, softmax router."""
 
+from typing import Any
+
 from ..blocks.attention import Attention
 from ..blocks.moe import MoE
 from ..config import ModelConfig
 from . import common
 from .config_reader import ConfigReader
 from .family import Family
+from .gguf import Gguf, Metadata
 from .rope_config import read_layer_ropes
 
 THETAS = {"full_attention": 500000.0, "sliding_attention": 10000.0}
@@ -25,4 +28,12 @@ def parse(reader: ConfigReader) -> ModelConfig:
     return common.build(reader, common.standard_layers(attentions, routed, common.mlp(reader), moe))
 
 
-FAMILY = Family("mellum", parse)
+TYPES = (("full_attention", ""), ("sliding_attention", "_swa"))
+
+
+def _gguf(meta: Metadata) -> dict[str, Any]:
+    thetas = {kind: {"rope_theta": meta.real(f"rope.freq_base{suffix}", THETAS[kind])} for kind, suffix in TYPES}
+    return {"rope_parameters": thetas, "rope_theta": None}
+
+
+FAMILY = Family("mellum", parse, gguf=(Gguf("mellum", _gguf),))

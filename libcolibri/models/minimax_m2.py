@@ -4,6 +4,7 @@ from ..config import ModelConfig, standard_layer
 from . import common
 from .config_reader import ConfigReader
 from .family import Family, Rule
+from .gguf import Gguf
 
 
 def parse(reader: ConfigReader) -> ModelConfig:
@@ -32,4 +33,5 @@ FAMILY = Family(
         *common.BLOCK_SPARSE_MOE,
         Rule(r"(.*)\.block_sparse_moe\.e_score_correction_bias", r"\1.mlp.gate.e_score_correction_bias"),
     ),
+    gguf=(Gguf("minimax-m2"),),
 )

@@ -6,6 +6,7 @@ from ..config import ModelConfig, standard_layer
 from . import common
 from .config_reader import ConfigReader
 from .family import Family
+from .gguf import Gguf, is_routed
 
 
 def parse(reader: ConfigReader) -> ModelConfig:
@@ -23,4 +24,4 @@ def parse(reader: ConfigReader) -> ModelConfig:
     return common.build(reader, [standard_layer(attention, moe) for attention in attentions], eps=1e-5)
 
 
-FAMILY = Family("mixtral", parse, common.BLOCK_SPARSE_MOE)
+FAMILY = Family("mixtral", parse, common.BLOCK_SPARSE_MOE, gguf=(Gguf("llama", tensors=common.GGUF_LLAMA, chosen=is_routed),))

@@ -1,5 +1,7 @@
 """Nemotron-H: every layer is one block, Mamba-2, attention without positions, experts, or an MLP, the last two with squared ReLU."""
 
+from typing import Any
+
 from ..blocks.attention import Attention
 from ..blocks.base import Block, NormConfig
 from ..blocks.mamba2 import Mamba2
@@ -10,6 +12,7 @@ from ..config import LayerConfig, ModelConfig, Sublayer
 from . import common
 from .config_reader import ConfigReader
 from .family import Family, Rule
+from .gguf import MAMBA, Gguf, Metadata
 
 _PATTERN = {"M": "linear_attention", "*": "full_attention", "E": "moe", "-": "mlp"}
 # Training, other programs' kernels, and positions that the attention of this family does not have.
@@ -98,6 +101,29 @@ def _moe(reader: ConfigReader) -> Block:
     )
 
 
+GGUF_TENSORS = (*common.GGUF_LLAMA, *MAMBA, Rule(r"(.*)\.attn_norm\.weight", r"\1.norm.weight"))
+
+
+def _gguf(meta: Metadata) -> dict[str, Any]:
+    mamba, attention, routed = (meta.layers_with(f"{name}.weight") for name in ("ssm_in", "attn_q", "ffn_gate_inp"))
+    kinds = [
+        "mamba" if has_ssm else "attention" if attends else "moe" if routes else "mlp"
+        for has_ssm, attends, routes in zip(mamba, attention, routed, strict=True)
+    ]
+    heads = meta.size("ssm.time_step_rank")
+    return {
+        "layers_block_type": kinds,
+        "layer_norm_epsilon": meta.real("attention.layer_norm_rms_epsilon"),
+        "mamba_num_heads": heads,
+        "mamba_head_dim": meta.size("ssm.inner_size") // heads,
+        "n_groups": meta.size("ssm.group_count"),
+        "ssm_state_size": meta.size("ssm.state_size"),
+        "conv_kernel": meta.size("ssm.conv_kernel"),
+        "moe_shared_expert_intermediate_size": meta.get("expert_shared_feed_forward_length", int, None),
+        "n_shared_experts": None,
+    }
+
+
 FAMILY = Family(
     "nemotron_h",
     parse,
@@ -111,4 +137,5 @@ FAMILY = Family(
         Rule(r"(.*)\.mixer\.shared_experts\.(.*)", r"\1.mlp.shared_expert.\2"),
         Rule(r"(.*)\.mixer\.((?:experts|gate|up_proj|down_proj)\..*)", r"\1.mlp.\2"),
     ),
+    gguf=(Gguf("nemotron_h_moe", _gguf, GGUF_TENSORS), Gguf("nemotron_h", _gguf, GGUF_TENSORS),),
 )

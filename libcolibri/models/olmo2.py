@@ -4,6 +4,7 @@ from ..config import LayerConfig, ModelConfig, Sublayer
 from . import common
 from .config_reader import ConfigReader
 from .family import Family
+from .gguf import Gguf
 
 
 def parse(reader: ConfigReader) -> ModelConfig:
@@ -22,4 +23,4 @@ def parse(reader: ConfigReader) -> ModelConfig:
     return common.build(reader, layers, eps=1e-5)
 
 
-FAMILY = Family("olmo2", parse)
+FAMILY = Family("olmo2", parse, gguf=(Gguf("olmo2"),))

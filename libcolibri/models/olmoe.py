@@ -1,11 +1,14 @@
 """OLMoE: RMSNorm over the full width of q and of k, optional clamping, every layer routed."""
 
+from typing import Any
+
 from ..blocks.moe import MoE
 from ..blocks.router import Router
 from ..config import ModelConfig, standard_layer
 from . import common
 from .config_reader import ConfigReader
 from .family import Family
+from .gguf import Gguf, Metadata
 
 
 def parse(reader: ConfigReader) -> ModelConfig:
@@ -25,4 +28,11 @@ def parse(reader: ConfigReader) -> ModelConfig:
     return common.build(reader, [standard_layer(attention, moe) for attention in attentions], eps=1e-5)
 
 
-FAMILY = Family("olmoe", parse)
+def _gguf(meta: Metadata) -> dict[str, Any]:
+    clamp = meta.get("attention.clamp_kqv", float, 0.0)
+    return {"norm_topk_prob": False, "intermediate_size": meta.size("expert_feed_forward_length", meta.size("feed_forward_length"))} | (
+        {"clip_qkv": clamp} if clamp else {}
+    )
+
+
+FAMILY = Family("olmoe", parse, gguf=(Gguf("olmoe", _gguf),))

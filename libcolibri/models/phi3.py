@@ -1,9 +1,12 @@
 """Phi-3 and Phi-4-mini: Llama with fused projections and LongRoPE."""
 
+from typing import Any
+
 from ..config import ModelConfig, standard_layer
 from . import common
 from .config_reader import ConfigReader
 from .family import Family, Rule
+from .gguf import Gguf, Metadata, long_rope
 
 
 def parse(reader: ConfigReader) -> ModelConfig:
@@ -18,6 +21,17 @@ def parse(reader: ConfigReader) -> ModelConfig:
     return common.build(reader, [standard_layer(attention, mlp) for attention in attentions], eps=1e-5)
 
 
+GGUF_TENSORS = (
+    Rule(r"(.*)\.attn_qkv\.weight", r"\1.self_attn.q_proj.weight \1.self_attn.k_proj.weight \1.self_attn.v_proj.weight", "split"),
+    Rule(r"(.*)\.ffn_up\.weight", r"\1.mlp.gate_proj.weight \1.mlp.up_proj.weight", "halves"),
+)
+
+
+def _gguf(meta: Metadata) -> dict[str, Any]:
+    scaling = long_rope(meta)
+    return {} if scaling is None else {"rope_scaling": scaling}
+
+
 FAMILY = Family(
     "phi3",
     parse,
@@ -25,4 +39,5 @@ FAMILY = Family(
         Rule(r"(.*\.self_attn)\.qkv_proj\.weight", r"\1.q_proj.weight \1.k_proj.weight \1.v_proj.weight", "split"),
         Rule(r"(.*\.mlp)\.gate_up_proj\.weight", r"\1.gate_proj.weight \1.up_proj.weight", "halves"),
     ),
+    gguf=(Gguf("phi3", _gguf, GGUF_TENSORS),),
 )

@@ -1,6 +1,7 @@
 """Phi-3.5-MoE: LayerNorms, biases in attention and head, longrope, SparseMixer's router."""
 
 from dataclasses import replace
+from typing import Any
 
 from ..blocks.base import NormConfig
 from ..blocks.moe import MoE
@@ -9,6 +10,7 @@ from ..config import ModelConfig, standard_layer
 from . import common
 from .config_reader import ConfigReader
 from .family import Family
+from .gguf import Gguf, Metadata, long_rope
 
 
 def parse(reader: ConfigReader) -> ModelConfig:
@@ -31,4 +33,10 @@ def parse(reader: ConfigReader) -> ModelConfig:
     return common.build(reader, [standard_layer(attention, moe) for attention in attentions], norm=norm, lm_head_bias=head_bias)
 
 
-FAMILY = Family("phimoe", parse, common.BLOCK_SPARSE_MOE)
+def _gguf(meta: Metadata) -> dict[str, Any]:
+    scaling, width = long_rope(meta), meta.size("feed_forward_length")
+    own = {"intermediate_size": width, "lm_head_bias": meta.shape("output.bias") is not None}
+    return own | ({} if scaling is None else {"rope_scaling": scaling})
+
+
+FAMILY = Family("phimoe", parse, common.BLOCK_SPARSE_MOE, gguf=(Gguf("phimoe", _gguf),))

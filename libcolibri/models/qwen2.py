@@ -4,6 +4,7 @@ from ..config import ModelConfig, standard_layer
 from . import common
 from .config_reader import ConfigReader
 from .family import Family
+from .gguf import Gguf
 
 
 def parse(reader: ConfigReader) -> ModelConfig:
@@ -14,4 +15,4 @@ def parse(reader: ConfigReader) -> ModelConfig:
     return common.build(reader, [standard_layer(attention, mlp) for attention in attentions])
 
 
-FAMILY = Family("qwen2", parse)
+FAMILY = Family("qwen2", parse, gguf=(Gguf("qwen2"),))

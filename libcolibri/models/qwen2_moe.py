@@ -1,10 +1,13 @@
 """Qwen1.5-MoE and Qwen2-MoE: routed experts beside one shared expert behind a sigmoid gate."""
 
+from typing import Any
+
 from ..blocks.moe import MoE
 from ..config import ModelConfig, standard_layer
 from . import common
 from .config_reader import ConfigReader
 from .family import Family
+from .gguf import Gguf, Metadata
 
 
 def parse(reader: ConfigReader) -> ModelConfig:
@@ -16,4 +19,9 @@ def parse(reader: ConfigReader) -> ModelConfig:
     return common.build(reader, [standard_layer(a, moe if r else mlp) for a, r in zip(attentions, routed, strict=True)])
 
 
-FAMILY = Family("qwen2_moe", parse)
+def _gguf(meta: Metadata) -> dict[str, Any]:
+    routed = meta.layers_with("ffn_gate_inp.weight")
+    return {"norm_topk_prob": False, "mlp_only_layers": [i for i, there in enumerate(routed) if not there]}
+
+
+FAMILY = Family("qwen2_moe", parse, gguf=(Gguf("qwen2moe", _gguf),))

@@ -4,6 +4,7 @@ from ..config import ModelConfig, standard_layer
 from . import common
 from .config_reader import ConfigReader
 from .family import Family
+from .gguf import Gguf
 
 
 def parse(reader: ConfigReader) -> ModelConfig:
@@ -15,4 +16,4 @@ def parse(reader: ConfigReader) -> ModelConfig:
     return common.build(reader, [standard_layer(attention, mlp) for attention in attentions])
 
 
-FAMILY = Family("qwen3", parse)
+FAMILY = Family("qwen3", parse, gguf=(Gguf("qwen3"),))

@@ -4,6 +4,7 @@ from ..config import ModelConfig, standard_layer
 from . import common, qwen_hybrid
 from .config_reader import ConfigReader
 from .family import Family, Rule
+from .gguf import Gguf
 
 # Canonical tensors have value heads in turn over the key heads, as GGUF files have them: blocks of 256 columns cannot be reordered.
 TENSORS = (
@@ -23,4 +24,4 @@ def parse(reader: ConfigReader) -> ModelConfig:
     return common.build(reader, [standard_layer(mixer, mlp) for mixer in mixers])
 
 
-FAMILY = Family("qwen3_5", parse, TENSORS)
+FAMILY = Family("qwen3_5", parse, TENSORS, gguf=(Gguf("qwen35", qwen_hybrid.gguf_config, qwen_hybrid.GGUF_TENSORS),))

@@ -6,6 +6,7 @@ from ..config import ModelConfig, standard_layer
 from . import common, qwen_hybrid
 from .config_reader import ConfigReader
 from .family import Family
+from .gguf import Gguf
 from .qwen3_5 import TENSORS
 
 
@@ -18,4 +19,4 @@ def parse(reader: ConfigReader) -> ModelConfig:
     return common.build(reader, [standard_layer(mixer, moe) for mixer in mixers])
 
 
-FAMILY = Family("qwen3_5_moe", parse, TENSORS)
+FAMILY = Family("qwen3_5_moe", parse, TENSORS, gguf=(Gguf("qwen35moe", qwen_hybrid.gguf_config, qwen_hybrid.GGUF_TENSORS),))

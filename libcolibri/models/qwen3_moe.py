@@ -1,10 +1,13 @@
 """Qwen3-MoE: Qwen3's attention, routed experts, no shared expert."""
 
+from typing import Any
+
 from ..blocks.moe import MoE
 from ..config import ModelConfig, standard_layer
 from . import common
 from .config_reader import ConfigReader
 from .family import Family
+from .gguf import Gguf, Metadata
 
 
 def parse(reader: ConfigReader) -> ModelConfig:
@@ -16,4 +19,8 @@ def parse(reader: ConfigReader) -> ModelConfig:
     return common.build(reader, [standard_layer(a, moe if r else mlp) for a, r in zip(attentions, routed, strict=True)])
 
 
-FAMILY = Family("qwen3_moe", parse)
+def _gguf(meta: Metadata) -> dict[str, Any]:
+    return {"norm_topk_prob": meta.get("expert_weights_norm", bool, True)}  # llama.cpp has it in code, not in the file
+
+
+FAMILY = Family("qwen3_moe", parse, gguf=(Gguf("qwen3moe", _gguf),))

@@ -6,6 +6,7 @@ from ..config import ModelConfig
 from . import common, qwen_hybrid
 from .config_reader import ConfigReader
 from .family import Family, Rule
+from .gguf import Gguf
 
 
 def parse(reader: ConfigReader) -> ModelConfig:
@@ -26,4 +27,5 @@ FAMILY = Family(
         Rule(r"(.*\.linear_attn\.in_proj_)qkvz\.weight", r"\1qkv.weight \1z.weight", "split", qwen_hybrid.qkvz_by_part),
         Rule(r"(.*\.linear_attn\.in_proj_)ba\.weight", r"\1b.weight \1a.weight", "split", qwen_hybrid.ba_by_part),
     ),
+    gguf=(Gguf("qwen3next", qwen_hybrid.gguf_config, qwen_hybrid.GGUF_TENSORS),),
 )

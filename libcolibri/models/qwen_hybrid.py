@@ -4,6 +4,8 @@ In:  a `ConfigReader`, or one layer's config
 Out: the mixing block of every layer; rules for tensors; the orders in which checkpoints keep heads
 """
 
+from typing import Any
+
 import numpy as np
 
 from ..blocks.attention import Attention
@@ -14,6 +16,7 @@ from ..config import LayerConfig
 from . import common
 from .config_reader import ConfigReader
 from .family import Rule
+from .gguf import Metadata, is_routed, sections
 
 # Norms multiply by 1 + w, but not the one inside DeltaNet.
 NORMS = (
@@ -93,3 +96,29 @@ def tiled_qkv(layer: LayerConfig) -> np.ndarray:
     """The same for q | k | v."""
     keys = 2 * rule_of(layer).key_size
     return np.concatenate([np.arange(keys), keys + tiled_values(layer)])
+
+
+def gguf_config(meta: Metadata) -> dict[str, Any]:
+    """Keys of these families' files; llama.cpp's converter has applied 1 + w, -exp, and the order of Qwen3.5's value heads."""
+    values = meta.size("ssm.time_step_rank")
+    return {
+        "linear_num_key_heads": meta.size("ssm.group_count"),
+        "linear_num_value_heads": values,
+        "linear_key_head_dim": meta.size("ssm.state_size"),
+        "linear_value_head_dim": meta.size("ssm.inner_size") // values,
+        "linear_conv_kernel_dim": meta.size("ssm.conv_kernel"),
+        "layer_types": ["full_attention" if there else "linear_attention" for there in meta.layers_with("attn_q.weight")],
+        "norm_topk_prob": meta.get("expert_weights_norm", bool, True) if is_routed(meta) else None,
+    }
+
+
+GGUF_TENSORS = (
+    *sections(
+        ("attn_qkv", "linear_attn.in_proj_qkv"), ("attn_gate", "linear_attn.in_proj_z"), ("ssm_alpha", "linear_attn.in_proj_a"),
+        ("ssm_beta", "linear_attn.in_proj_b"), ("ssm_norm", "linear_attn.norm"), ("ssm_out", "linear_attn.out_proj"),
+        ("ssm_a", "linear_attn.A"),
+    ),
+    Rule(r"(.*)\.ssm_ba\.weight", r"\1.linear_attn.in_proj_b.weight \1.linear_attn.in_proj_a.weight", "split", ba_by_part),
+    Rule(r"(.*)\.ssm_dt\.bias", r"\1.linear_attn.dt_bias"),
+    Rule(r"(.*)\.ssm_conv1d\.weight", r"\1.linear_attn.conv1d.weight", "conv"),
+)  # fmt: skip

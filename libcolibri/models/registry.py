@@ -3,90 +3,43 @@
 In: config.json as a dict, in either spelling, text model nested or not. Out: `ModelConfig`.
 """
 
+import importlib
 from collections.abc import Mapping
 from typing import Any
 
 from ..config import ModelConfig
 from ..errors import ConfigError
-from . import (
-    dots1,
-    ernie4_5_moe,
-    gemma2,
-    gemma3,
-    glm4_moe,
-    gpt_oss,
-    granite,
-    granitemoe,
-    granitemoehybrid,
-    granitemoeshared,
-    hunyuan_v1_moe,
-    hy_v3,
-    laguna,
-    lfm2,
-    lfm2_moe,
-    llama,
-    mellum,
-    mimo_v2_flash,
-    minimax_m2,
-    mistral,
-    mixtral,
-    nemotron_h,
-    olmo2,
-    olmoe,
-    phi3,
-    phimoe,
-    qwen2,
-    qwen2_moe,
-    qwen3,
-    qwen3_5,
-    qwen3_5_moe,
-    qwen3_moe,
-    qwen3_next,
-    smollm3,
-)
-from .config_reader import HARMLESS, ConfigReader
+from .config_reader import HARMLESS, ConfigReader, KeyFinder
 from .family import Family
 
+# One module per family; a family may have relatives under other names in its module.
 _MODULES = (
-    dots1,
-    ernie4_5_moe,
-    gemma2,
-    gemma3,
-    glm4_moe,
-    gpt_oss,
-    granite,
-    granitemoe,
-    granitemoehybrid,
-    granitemoeshared,
-    hunyuan_v1_moe,
-    hy_v3,
-    laguna,
-    lfm2,
-    lfm2_moe,
-    llama,
-    mellum,
-    mimo_v2_flash,
-    minimax_m2,
-    mistral,
-    mixtral,
-    nemotron_h,
-    olmo2,
-    olmoe,
-    phi3,
-    phimoe,
-    qwen2,
-    qwen2_moe,
-    qwen3,
-    qwen3_5,
-    qwen3_5_moe,
-    qwen3_moe,
-    qwen3_next,
-    smollm3,
-)
-FAMILIES: dict[str, Family] = {module.FAMILY.name: module.FAMILY for module in _MODULES}
+    "deepseek_v2", "deepseek_v3", "dots1", "ernie4_5_moe", "gemma2", "gemma3", "gemma4", "glm4_moe", "glm4_moe_lite", "glm_moe_dsa",
+    "gpt_oss", "granite", "granitemoe", "granitemoehybrid", "granitemoeshared", "hunyuan_v1_moe", "hy_v3", "kimi_linear", "laguna",
+    "lfm2", "lfm2_moe", "llama", "llama4", "mellum", "mimo_v2_flash", "minimax_m2", "mistral", "mixtral", "nemotron_h", "olmo2", "olmoe",
+    "phi3", "phimoe", "qwen2", "qwen2_moe", "qwen3", "qwen3_5", "qwen3_5_moe", "qwen3_moe", "qwen3_next", "smollm3",
+)  # fmt: skip
+
+
+def _load() -> dict[str, Family]:
+    modules = [importlib.import_module(f".{name}", __package__) for name in _MODULES]
+    return {family.name: family for module in modules for family in vars(module).values() if isinstance(family, Family)}
+
+
+FAMILIES = _load()
 
 # Families that people have, and what of theirs has no equations here.
-MISSING: dict[str, str] = {}
+MISSING = {
+    "deepseek_v4": "hyper-connections, compressed sparse attention and the table of experts by token have no equations here",
+    "deepseek_v32": "the indexer of its sparse attention has no equations here",
+    "glm5_next": "hyper-connections and its sparse attention have no equations here",
+    "hy_v4": "hyper-connections and its sparse attention have no equations here",
+    "inkling": "its table of n-grams and its sparse attention have no equations here",
+    "kimi_k3": "its delta attention with hyper-connections has no equations here",
+    "mistral_large4": "its attention over compressed keys has no equations here",
+    "muse_spark": "hyper-connections and its sparse attention have no equations here",
+    "qwen4_exp": "hyper-connections, its table of n-grams and its sparse attention have no equations here",
+}
 
 # What may stand beside a nested text model: the parts for pictures and sound, which text generation does not touch.
 BESIDE_TEXT = HARMLESS | frozenset(
@@ -139,6 +92,13 @@ def parse_config(raw: Mapping[str, Any]) -> ModelConfig:
     family = family_name(raw)
     _refuse_other_heads(raw, family)
     return FAMILIES[family].parse(ConfigReader(raw, family))
+
+
+def keys_in_use(raw: Mapping[str, Any]) -> frozenset[str]:
+    """The keys of `raw` that its family reads; raises as parse_config does, but not for keys that nobody reads."""
+    reader = KeyFinder(raw, family_name(raw))
+    FAMILIES[reader.family].parse(reader)
+    return reader.used
 
 
 def family_name(raw: Mapping[str, Any]) -> str:

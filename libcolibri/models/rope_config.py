@@ -37,7 +37,8 @@ def read_layer_ropes(
     if nested is None:
         full = read_rope(reader, max_positions, thetas["full_attention"], partial=partial)
         local = {kind: default for kind, default in thetas.items() if kind != "full_attention"}
-        return {"full_attention": full} | {kind: RopeConfig(theta=reader.number(local_theta, theta)) for kind, theta in local.items()}
+        share = 1.0 if partial is None else full.partial_rotary_factor
+        return {"full_attention": full} | {kind: RopeConfig("default", reader.number(local_theta, t), share) for kind, t in local.items()}
     reader.value("rope_parameters")
     reader.only("rope_theta", None, thetas["full_attention"])
     reader.only("rope_scaling", None)

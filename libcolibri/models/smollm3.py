@@ -6,6 +6,7 @@ from ..config import ModelConfig, standard_layer
 from . import common
 from .config_reader import ConfigReader
 from .family import Family
+from .gguf import Gguf
 
 
 def parse(reader: ConfigReader) -> ModelConfig:
@@ -21,4 +22,4 @@ def parse(reader: ConfigReader) -> ModelConfig:
     return common.build(reader, layers, tied=True)
 
 
-FAMILY = Family("smollm3", parse)
+FAMILY = Family("smollm3", parse, gguf=(Gguf("smollm3", tensors=common.GGUF_LLAMA),))

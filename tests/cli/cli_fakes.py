@@ -13,6 +13,8 @@ from colibri_cli.services import Services
 from colibri_rag.answer import RetrievedEvent, refuse, stream_answer
 from colibri_rag.prompt import Prompt, Source
 
+from libcolibri.errors import TemplateError
+
 
 @dataclass(frozen=True)
 class FakeStats:
@@ -37,6 +39,7 @@ class FakeStep:
     token_id: int | None
     finish_reason: str | None = None
     stats: FakeStats = FakeStats()
+    reasoning: str = ""
 
 
 @dataclass(frozen=True)
@@ -52,6 +55,19 @@ class FakeSampling:
 INTERRUPT = object()  # in a reply: the user presses Ctrl-C here
 
 
+class Thought(str):
+    """A piece of a reply that is reasoning."""
+
+
+class FakeTemplate:
+    """A chat template that can be told to think or not."""
+
+    def thinking_options(self, setting: str) -> dict[str, Any]:
+        if setting not in ("on", "off"):
+            raise TemplateError("this model's chat template knows no effort of thinking")
+        return {"enable_thinking": setting == "on"}
+
+
 class FakeSession:
     """Yields the engine's next reply, a piece at a time; remembers prompts and options."""
 
@@ -62,7 +78,10 @@ class FakeSession:
     def reset(self) -> None:
         self.engine.resets += 1
 
-    def generate(self, prompt: Any, sampling: Any = None, *, max_tokens: Any = None, stop: Any = (), cancel: Any = None) -> Any:
+    def generate(
+        self, prompt: Any, sampling: Any = None, *, max_tokens: Any = None, stop: Any = (), cancel: Any = None, template_options: Any = None
+    ) -> Any:
+        self.engine.template_options.append(template_options)
         self.engine.prompts.append(prompt)
         self.engine.samplings.append((sampling, max_tokens, stop))
         reply = self.engine.replies.popleft()
@@ -77,7 +96,7 @@ class FakeSession:
             if cancel is not None and cancel.is_set():
                 yield FakeStep("", None, "cancelled")
                 return
-            yield FakeStep(piece, index + 100)
+            yield FakeStep("", index + 100, reasoning=str(piece)) if isinstance(piece, Thought) else FakeStep(piece, index + 100)
         yield FakeStep("", None, "cancelled" if cancel is not None and cancel.is_set() else "stop")
 
 
@@ -91,8 +110,10 @@ class FakeEngine:
         self.replies = deque([reply] if isinstance(reply, str) else reply for reply in replies)
         self.prompts: list[Any] = []
         self.samplings: list[Any] = []
+        self.template_options: list[Any] = []
         self.resets, self.closed, self.delay_s = 0, False, delay_s
-        self.tokenizer, self.chat_template, self.context_length = tokenizer, object(), 4096
+        self.tokenizer, self.chat_template, self.context_length = tokenizer, FakeTemplate(), 4096
+        self.remarks: tuple[str, ...] = ()
         self.plan = SimpleNamespace(line=lambda: "plan: 1.0 GB dense, 2.0 GB experts")
 
     def new_session(self) -> FakeSession:
@@ -203,6 +224,7 @@ class FakeKnowledgeBase:
             sampling=None,
             max_tokens=None,
             cancel=options.get("cancel"),
+            template_options=options.get("template_options"),
             search_s=0.1,
             n_hits=len(self.hits),
         )

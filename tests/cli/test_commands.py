@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cli_fakes import INTERRUPT, FakeEngine, FakeKnowledgeBase, FakeServices, fake_hit, make_home
+from cli_fakes import INTERRUPT, FakeEngine, FakeKnowledgeBase, FakeServices, Thought, fake_hit, make_home
 from click.testing import CliRunner, Result
 from colibri_cli.app import COMMANDS, main
 from colibri_cli.commands import chat, ingest
@@ -112,6 +112,32 @@ def test_run_without_a_tokenizer_takes_and_gives_token_ids(home: Path) -> None:
     result = invoke(main, ["run", "-m", "a-chat-model", "-p", "hello"], fakes, home)
     assert not fakes.opened  # the model is not loaded for nothing
     assert result.exit_code == FAILED and "the prompt must be token ids such as '1 2 3', found 'hello'" in result.stderr
+
+
+def test_run_keeps_reasoning_out_of_the_answer(home: Path) -> None:
+    reply = [Thought("Hm "), Thought("hm."), "Four."]
+    hidden = run(home, FakeEngine(reply), "-p", "Hi")
+    assert hidden.stdout == "Four.\n" and "Hm" not in hidden.stderr
+    shown = run(home, FakeEngine(reply), "-p", "Hi", "--reasoning", "show")
+    assert shown.stdout == "Four.\n" and "Hm hm.\n\n" in shown.stderr
+    facts = json.loads(run(home, FakeEngine(reply), "-p", "Hi", "--json").stdout)
+    assert (facts["text"], facts["reasoning"], facts["token_ids"]) == ("Four.", "Hm hm.", [100, 101, 102])
+    assert "still thinking when it ended" in run(home, FakeEngine([Thought("Hm.")]), "-p", "Hi").stderr
+
+
+def test_run_passes_the_switch_for_thinking_on(home: Path) -> None:
+    engine = FakeEngine("x", "y")
+    run(home, engine, "-p", "Hi", "--think", "off")
+    assert engine.template_options == [{"enable_thinking": False}]
+    for words in (["--think", "high"], ["--think", "on", "--raw"]):
+        result = invoke(main, ["run", "-m", "a-chat-model", "-p", "Hi", *words], FakeServices(FakeEngine("x")), home)
+        assert result.exit_code == FAILED and len(result.stderr.splitlines()) <= 2
+
+
+def test_what_is_unusual_about_a_model_is_said_beside_its_plan(home: Path) -> None:
+    engine = FakeEngine("x")
+    engine.remarks = ("the model has no chat template; conversations are written in the format 'chatml'",)
+    assert run(home, engine, "-p", "Hi").stderr.splitlines()[1] == engine.remarks[0]
 
 
 def test_run_without_a_chat_template_says_so(home: Path) -> None:

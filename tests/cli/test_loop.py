@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli_fakes import INTERRUPT, FakeEngine, FakeKnowledgeBase, FakeSampling, FakeServices, FakeStats, fake_hit, make_home
+from cli_fakes import INTERRUPT, FakeEngine, FakeKnowledgeBase, FakeSampling, FakeServices, FakeStats, Thought, fake_hit, make_home
 from colibri_cli.generation import stats_dict, stats_line, stats_table
 from colibri_cli.repl.editor import Editor, PipeReader
 from colibri_cli.repl.loop import run_loop
@@ -300,3 +300,59 @@ def test_completion_comes_from_the_table(home: Path) -> None:
     assert complete("/set t") == ["temperature", "top-k", "top-p"]
     assert complete("/scope n") == ["notes"]
     assert complete("plain") == []
+
+
+# ---- reasoning
+
+
+def test_reasoning_is_shown_before_the_answer_and_is_no_part_of_it(home: Path) -> None:
+    talk = Conversation(home, [Thought("I look "), Thought("at [1]."), "Four [1]."], ["Five."], documents=False)
+    talk.state.show_reasoning = True  # the notes of these tests are no terminal
+    screen = talk.keys("How many?", "And now?")
+    assert "I look at [1]." in screen and screen.index("I look at") < screen.index("Four [1].")
+    assert talk.state.turns[0].answer == "Four [1]."
+    assert talk.engine.prompts[1][:2] == [{"role": "user", "content": "How many?"}, {"role": "assistant", "content": "Four [1]."}]
+
+
+def test_reasoning_stays_out_of_a_pipe_unless_asked_for(home: Path) -> None:
+    assert "Hm." not in Conversation(home, [Thought("Hm."), "Four."], documents=False).pipe("How many?\n")
+    shown = Conversation(home, [Thought("Hm."), "Four."], documents=False).pipe("/think show\nHow many?\n")
+    assert "thinking: the model's own default; reasoning is shown\n" in shown and "Hm.\n\nFour.\n" in shown
+    hidden = Conversation(home, [Thought("Hm."), "Four."], documents=False)
+    assert "Hm." not in hidden.keys("/think hide", "How many?")
+
+
+def test_documents_are_answered_without_thinking_unless_asked_for(home: Path) -> None:
+    talk = Conversation(home, ["One [1]."], [Thought("Hm [7]."), "Two [2]."])
+    screen = talk.pipe("first\n/think on\nsecond\n")
+    assert talk.engine.template_options == [{"enable_thinking": False}, {"enable_thinking": True}]
+    assert talk.state.turns[1].answer == "Two [2]." and talk.state.turns[1].unknown == ()
+    assert "thinking: on" in screen
+
+
+def test_chat_without_documents_thinks_as_the_model_does(home: Path) -> None:
+    talk = Conversation(home, ["One."], ["Two."], documents=False)
+    talk.pipe("first\n/think off\nsecond\n")
+    assert talk.engine.template_options == [{}, {"enable_thinking": False}]
+
+
+def test_settings_of_thinking_are_checked(home: Path) -> None:
+    talk = Conversation(home, documents=False)
+    screen = talk.pipe("/think high\n/think maybe\n/think\n")
+    assert "error: this model's chat template knows no effort of thinking" in screen
+    assert "error: /think maybe: expected one of on, off, low, medium, high, show, hide" in screen
+    assert talk.state.thinking is None
+    talk.engine.chat_template = None
+    assert "/think needs a model with a chat template" in talk.pipe("/think on\n")
+
+
+def test_an_answer_that_was_only_thought_says_so(home: Path) -> None:
+    screen = Conversation(home, [Thought("Hm.")], documents=False).pipe("How many?\n")
+    assert "[the model was still thinking when it was cut: /think off" in screen
+
+
+def test_a_new_model_that_knows_no_such_setting_thinks_by_its_default(home: Path) -> None:
+    talk = Conversation(home, documents=False)
+    talk.state.thinking = "high"
+    screen = talk.pipe("/model a-chat-model\n")
+    assert "/think high does not apply any more" in screen and talk.state.thinking is None

@@ -112,7 +112,7 @@ def test_an_empty_file(tmp_path):
 
 def test_unsupported_architectures_are_named(tmp_path):
     path = file(tmp_path / "x.gguf", pairs=[pair("general.architecture", 8, text("mamba"))])
-    with pytest.raises(SourceError, match="'mamba' is not supported, only llama, qwen2"):
+    with pytest.raises(SourceError, match="'mamba' is not supported, only bert, deepseek2"):
         open_source(path)
 
 
@@ -136,3 +136,60 @@ def test_mutated_files_open_or_give_a_colibri_error(sound, tmp_path_factory, dat
     except ColibriError:
         return
     assert all(tensor.blocks.shape[0] == tensor.rows for tensor in source.tensors.values())
+
+
+def split(folder: Path, *, says=None, total=5) -> list[Path]:
+    """Three files by the gguf package, of 2, 2 and 1 tensors; `says` alters what a part says of itself: number -> (no, count)."""
+    paths, left = [], [(f"t{i}", np.full((2, 4), i, np.float32)) for i in range(5)]
+    for number in range(3):
+        paths.append(folder / f"m-{number + 1:05d}-of-00003.gguf")
+        writer = gguf.GGUFWriter(paths[-1], "llama")
+        no, count = (says or {}).get(number, (number, 3))
+        writer.add_uint16("split.no", no)
+        writer.add_uint16("split.count", count)
+        writer.add_int32("split.tensors.count", total)
+        if number == 0:
+            writer.add_string("general.name", "whole")
+        for name, values in left[2 * number : 2 * number + 2]:
+            writer.add_tensor(name, values)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+    return paths
+
+
+def test_split_files_are_one(tmp_path):
+    paths = split(tmp_path)
+    for given_path in paths:
+        found = read_gguf(given_path)
+        assert found.path == paths[0] and found.metadata["general.name"] == "whole" and list(found.tensors) == [f"t{i}" for i in range(5)]
+        for i, entry in enumerate(found.tensors.values()):
+            assert (found.raw(entry).view(np.float32) == i).all()
+        assert found.nbytes == sum(path.stat().st_size for path in paths)
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda paths: paths[1].unlink(), r"m-00002-of-00003.gguf: missing, m-00001-of-00003.gguf is one of 3 parts"),
+        (lambda paths: paths[0].rename(paths[0].with_name("model.gguf")), "is one of 3 parts, but not called so"),
+        (lambda paths: paths[1].write_bytes(paths[2].read_bytes()), "says that it is part 2 of 3, counting from 0, expected 1 of 3"),
+    ],
+)
+def test_split_files_that_are_not_whole(tmp_path, damage, message):
+    paths = split(tmp_path)
+    damage(paths)
+    first = next(path for path in (paths[0], tmp_path / "model.gguf") if path.exists())
+    with pytest.raises(SourceError, match=message):
+        read_gguf(first)
+
+
+def test_split_files_of_two_downloads(tmp_path):
+    with pytest.raises(SourceError, match="3 parts have 5 tensors, the first says 6"):
+        read_gguf(split(tmp_path, total=6)[0])
+
+
+def test_a_split_count_without_sense(tmp_path):
+    with pytest.raises(SourceError, match=r"split\.count is 0"):
+        read_gguf(split(tmp_path, says={0: (0, 0)})[0])

@@ -7,8 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from libcolibri.chat_template import ChatTemplate
 from libcolibri.engine import Engine
 from libcolibri.errors import ColibriError, ConfigError, ContextLengthError, FormatError, TemplateError, TokenizerError
+from libcolibri.prompt_encoder import encode_messages
 from libcolibri.session import Session
 from tests.fake_decoder import FakeTokenizer, ForgetfulDecoder, ScriptSampler, fake_parts, toy_logits
 from tests.tiny_model import edit_manifest, make_model
@@ -108,6 +110,53 @@ def test_messages_go_through_the_template(engine):
 def test_bad_arguments_are_refused_at_the_call(engine, prompt, options, error, message):
     with pytest.raises(error, match=message):
         engine.new_session().generate(prompt, **options)
+
+
+def test_reasoning_is_no_part_of_the_answer(engine):
+    engine.chat_template.source = "<think>"
+    engine.tokenizer.stream = lambda shown=(): Spelling({1: "<think>", 2: "well", 3: "</think>\n", 4: "four"})
+    steps = list(engine.new_session().generate([{"role": "user", "content": "ab"}], ScriptSampler([1, 2, 3, 4, 47])))
+    assert ["".join(getattr(step, name) for step in steps) for name in ("reasoning", "text", "tool_call")] == ["well", "four", ""]
+    raw = list(engine.new_session().generate("ab", ScriptSampler([1, 2, 3, 4, 47])))
+    assert "".join(step.text for step in raw) == "<think>well</think>\nfour"
+
+
+def test_a_marker_in_a_question_opens_nothing():
+    template = ChatTemplate("{% for m in messages %}[{{ m.content }}]{% endfor %}{% if add_generation_prompt %}A<think>{% endif %}")
+    question, tokenizer = [{"role": "user", "content": "what is <think>?"}], FakeBytes()
+    assert encode_messages(question, tokenizer, template, None, {}).inside is not None
+    for source in ("[{{ messages[0].content }}]{% if add_generation_prompt %}A{% endif %}", "{{ messages[0].content }}A{# <think> #}"):
+        assert encode_messages(question, tokenizer, ChatTemplate(source + "{# <think> #}"), None, {}).inside is None
+
+
+class FakeBytes:
+    """A tokenizer of bytes."""
+
+    def encode(self, text, *, special=False):
+        return list(text.encode())
+
+    def with_bos(self, token_ids):
+        return token_ids
+
+
+class Spelling(dict):
+    """Texts of tokens."""
+
+    push, flush = dict.__getitem__, lambda self: ""
+
+
+def test_tools_and_template_options_reach_the_template(engine):
+    session, messages = engine.new_session(), [{"role": "user", "content": "ab"}]
+    next(session.generate(messages, tools=[{"name": "f"}], template_options={"enable_thinking": False}))
+    assert engine.chat_template.options == {"tools": [{"name": "f"}], "enable_thinking": False}
+    with pytest.raises(ConfigError, match="for a list of messages"):
+        session.generate("ab", template_options={"enable_thinking": False})
+
+
+def test_a_builtin_template_is_remarked_on(engine):
+    assert engine.remarks == ()
+    engine.chat_template.builtin = "chatml"
+    assert "no chat template; conversations are written in the format 'chatml'" in engine.remarks[0]
 
 
 def test_without_tokenizer_or_template(engine):

@@ -24,6 +24,9 @@ class FakeStore:
         self.fail = False
         self.reads: list[tuple[int, int]] = []
 
+    def start(self, layer, expert_ids, targets):
+        return lambda: self.read(layer, expert_ids, targets)
+
     def read(self, layer, expert_ids, targets):
         for expert, target in zip(expert_ids, targets, strict=True):
             assert target.nbytes == self.expert_bytes[layer] and target.ctypes.data % 4096 == 0
@@ -81,6 +84,27 @@ class CacheMachine(RuleBasedStateMachine):
         self.cache.touch(layer, sorted(chosen))
         self.hits += len(chosen)
         for expert in sorted(chosen):
+            self.use(layer, expert)
+
+    @rule(layer=st.sampled_from(sorted(SIZES)), data=st.data())
+    def read_while_others_are_busy(self, layer, data):
+        """Missing experts come in beside those that are being computed, which never leave."""
+        order, resident = self.order[SIZES[layer]], {e for at, e in self.order[SIZES[layer]] if at == layer}
+        busy = data.draw(st.sets(st.sampled_from(sorted(resident)))) if resident else set()
+        absent = sorted(set(range(E)) - resident)
+        slots = sum(c.n_slots for c in self.cache._classes if c.expert_bytes == SIZES[layer])
+        wanted = absent[: slots - len(busy)]
+        if not wanted:
+            return
+        self.cache.begin_pass()
+        self.cache.begin(layer, absent, sorted(busy))
+        assert self.cache.resident(layer) != sorted(resident | set(wanted))  # not before they were waited for
+        self.cache.bring_in(layer, absent)
+        self.misses += len(wanted)
+        while len(order) + len(wanted) > slots:
+            order.remove(next(key for key in order if key[0] != layer or key[1] not in busy))
+            self.evictions += 1
+        for expert in wanted:
             self.use(layer, expert)
 
     @precondition(lambda self: any(len(order) < E for order in self.order.values()))

@@ -2,6 +2,8 @@
 
 import errno
 import os
+import tempfile
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,7 +11,7 @@ import pytest
 from libcolibri.arena import allocate
 from libcolibri.errors import ExpertReadError, FormatError
 from libcolibri.expert_store import ExpertStore
-from libcolibri.file_reader import FileReader
+from libcolibri.file_reader import FileReader, ShortReadError
 from libcolibri.format import expert_offsets, read_manifest
 from tests.tiny_model import make_model
 
@@ -38,6 +40,29 @@ def test_reads_exact_bytes(folder, drop):
         assert read(store, layer, [5, 0, 3]) == [expected_bytes(folder, layer, e) for e in (5, 0, 3)]
     assert store.expert_bytes[0] > store.expert_bytes[2] and store.total_bytes == 6 * sum(store.expert_bytes.values())
     store.close()
+
+
+def test_direct_reads_where_the_drive_knows_them(folder, tmp_path):
+    """A drive without direct access is read as any other; a file that ends between two aligned places is called too short."""
+    entry = read_manifest(folder).experts[0]
+    direct, plain = FileReader(folder / entry.file, direct=True), FileReader(folder / entry.file)
+    start, target = expert_offsets(folder, read_manifest(folder), 0)[2], allocate(entry.expert_bytes, "test")
+    for reader in (direct, plain):
+        target[:] = 0
+        reader.read_into(memoryview(target), start)
+        assert target.tobytes() == expected_bytes(folder, 0, 2)
+    assert not plain.direct
+    if Path("/dev/shm").is_dir():
+        with tempfile.NamedTemporaryFile(dir="/dev/shm") as memory:
+            memory.write((folder / entry.file).read_bytes())
+            memory.flush()
+            reader = FileReader(Path(memory.name), direct=True)
+            reader.read_into(memoryview(target), start)
+            assert target.tobytes() == expected_bytes(folder, 0, 2)
+    cut = tmp_path / "cut"
+    cut.write_bytes((folder / entry.file).read_bytes()[: start + entry.expert_bytes - 100])
+    with pytest.raises(ShortReadError, match="too early"):
+        FileReader(cut, direct=True).read_into(memoryview(target), start)
 
 
 def test_pieces_of_a_large_expert(folder, monkeypatch):

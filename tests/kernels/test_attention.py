@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from libcolibri.kernels.kernel_set import KernelSet
-from libcolibri.recorder import Recorder, Rows, padded_vector
+from libcolibri.recorder import HeadNorms, Heads, KeysValues, Recorder, Rows, attention_scratch_bytes
 from libcolibri.simd.isa import available
 from libcolibri.thread_team import Team
 
@@ -145,18 +145,15 @@ class Recorded:
         self.k = np.full((case.kv_heads, case.ring * case.k_dim), np.nan, kv_dtype)
         self.v = np.full((case.kv_heads, case.ring * case.v_dim), np.nan, kv_dtype)
         self.state = np.array([self.k.ctypes.data, self.v.ctypes.data, self.k.strides[0], self.v.strides[0], case.ring, 0, 0, 0], np.int64)
-        row_bytes = 4 * 48 + 64
-        r = Recorder(KERNELS[isa], threads, chunk_tok, self.n_tok, max(case.heads * row_bytes + 64, 8 * case.k_dim + 512))
-        self.program, state = r.program, self.state.ctypes.data
+        heads = Heads(case.heads, case.kv_heads, case.k_dim, case.v_dim, case.q_head)
+        r = Recorder(KERNELS[isa], threads, chunk_tok, self.n_tok, attention_scratch_bytes(heads, TOKENS))
+        self.program, self.cache, self.heads = r.program, KeysValues(self.state.ctypes.data, kv_dtype, self.start), heads
         q, k, v = self.rows["q"], self.rows["k"], self.rows["v"]
-        r.rope_append(
-            self.start, q, k, v, case.k_dim, data.table, tuple(None if w is None else padded_vector(w) for w in data.norms), EPSILON,
-            state, kv_dtype, q_head=case.q_head, v_dim=case.v_dim, norm_last=case.norm_last, v_norm=data.v_norm, v_factor=case.v_factor,
-            q_factors=data.q_factors,
-        )  # fmt: skip
+        norms = HeadNorms(EPSILON, *data.norms, data.v_norm, last=case.norm_last)
+        r.rope_append(self.cache, heads, q, k, v, norms=norms, table=data.table, v_factor=case.v_factor, q_factors=data.q_factors)
         r.attention(
-            self.start, q, case.kv_heads, case.k_dim, state, kv_dtype, case.window, self.out, r.scratch, r.scratch_bytes, row_bytes,
-            q_head=case.q_head, v_dim=case.v_dim, scale=case.scale, softcap=case.softcap, sinks=data.sinks, chunk=case.chunk,
+            self.cache, heads, q, self.out, TOKENS, scale=case.scale or case.k_dim**-0.5, softcap=case.softcap, sinks=data.sinks,
+            window=case.window, chunk=case.chunk,
         )  # fmt: skip
         if case.gate == "sigmoid":
             r.gate("gate", self.out, case.heads, q, "sigmoid", first=case.k_dim, gate_head=case.q_head)
@@ -207,9 +204,8 @@ def test_a_layer_may_read_the_cache_of_another():
     r = Recorder(KERNELS[BEST], 1, TOKENS, owner.n_tok, 4096)
     q, out = Rows(TOKENS, data.q.shape[1]), Rows(TOKENS, owner.out.cols)
     q.data[:, : q.cols] = data.q
-    state, f32 = owner.state.ctypes.data, np.dtype(np.float32)
-    r.rope_append(owner.start, q, None, None, case.k_dim, data.table, (None, None), EPSILON, state, f32)
-    r.attention(owner.start, q, case.kv_heads, case.k_dim, state, f32, 0, out, r.scratch, r.scratch_bytes, 256)
+    r.rope_append(owner.cache, owner.heads, q, None, None, norms=HeadNorms(EPSILON), table=data.table)
+    r.attention(owner.cache, owner.heads, q, out, TOKENS, scale=case.k_dim**-0.5)
     team.run(r.program.finish())
     team.close()
     assert (out.data == expected_out).all()

@@ -13,7 +13,7 @@ from libcolibri.blocks.base import AttentionState
 from libcolibri.models.registry import FAMILIES, parse_config, text_config
 from tests.models.test_oracle import FIXTURES, Running, model_dirs, oracle, same_bits  # noqa: F401  # model_dirs is a fixture
 
-RECURRENT_LIMIT, LIMIT = 1e-3, 1e-4  # of the logits' range
+RECURRENT_LIMIT, LIMIT, QUANTISED_LIMIT = 1e-3, 1e-4, 0.1  # of the logits' range
 
 
 def supported() -> list[str]:
@@ -42,7 +42,9 @@ def routers_agree(running: Running, expected, count: int) -> bool | None:
         wanted = expected[f"router.{key}.indices"][:count]
         if not (np.sort(ids, axis=1) == np.sort(wanted, axis=1)).all():
             return False
-        np.testing.assert_allclose(np.take_along_axis(weights, order, 1), expected[f"router.{key}.weights"][:count], rtol=1e-4, atol=1e-6)
+        if f"router.{key}.weights" in expected.files:
+            wanted = expected[f"router.{key}.weights"][:count]
+            np.testing.assert_allclose(np.take_along_axis(weights, order, 1), wanted, rtol=1e-4, atol=1e-6)
     return True
 
 
@@ -61,7 +63,10 @@ def test_family(case):
     expected = oracle(name)
     prompt, greedy = expected["input_ids"][0].astype(np.int64), expected["greedy"].astype(np.int64)
     with Running(folder) as running:
-        got, wanted = running.logits(prompt), expected["logits"]
+        longest = running.config.max_context_length
+        if longest < len(prompt):  # beyond it the model is another one; its first tokens do not see the later ones
+            prompt, greedy = prompt[:longest], greedy[:0]
+        got, wanted = running.logits(prompt), expected["logits"][: len(prompt)]
         error = float(np.abs(got - wanted).max() / np.ptp(wanted))
         routers = routers_agree(running, expected, len(prompt)) if running.config.is_moe else None
         top_1 = (got.argmax(-1) == wanted.argmax(-1)).mean()
@@ -71,13 +76,32 @@ def test_family(case):
         assert greedy_tokens(running, prompt, len(greedy)) == greedy.tolist()
         for chunk in (1, 3, 16):
             assert same_bits(running.logits(prompt, chunk), got), chunk
-        assert same_bits(resumed(running, prompt, 21), got[21:])
+        half = len(prompt) // 2
+        assert same_bits(resumed(running, prompt, half), got[half:])
     slots = running.config.num_experts_per_tok or None
     with Running(folder, threads=2, expert_slots=slots, max_chunk_tok=len(prompt)) as small:
         assert same_bits(small.logits(prompt), got) and same_bits(small.logits(prompt, 1), got)
     if any(isinstance(state, AttentionState) and state.window for state in running.config.states):
         with Running(folder, max_chunk_tok=8) as ring:  # short passes: windows are rings that the prompt goes round
             assert same_bits(ring.logits(prompt, 8), got) and same_bits(resumed(ring, prompt, 8), got[8:16])
+
+
+@pytest.mark.parametrize("name", supported())
+def test_family_with_quantised_weights(name, model_dirs):  # noqa: F811
+    """Activations are rounded to 8 bits: one number whatever the chunks, threads and cache, and near the oracle.
+
+    Tiny random models amplify rounding where a router flips or a softmax is sharp; the median position shows a defect, the worst does not.
+    """
+    folder, expected = model_dirs(name, "q8_0"), oracle(name)
+    with Running(folder) as running:
+        prompt = expected["input_ids"][0].astype(np.int64)[: running.config.max_context_length]
+        got, wanted = running.logits(prompt), expected["logits"][: len(prompt)]
+        assert same_bits(running.logits(prompt, 1), got) and same_bits(running.logits(prompt, 7), got)
+    slots = running.config.num_experts_per_tok or None
+    with Running(folder, threads=2, expert_slots=slots, max_chunk_tok=len(prompt)) as small:
+        assert same_bits(small.logits(prompt), got)
+    error = np.abs(got - wanted).max(1) / np.ptp(wanted)
+    assert np.median(error) < QUANTISED_LIMIT
 
 
 def resumed(running: Running, prompt: np.ndarray, at: int) -> np.ndarray:

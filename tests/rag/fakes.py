@@ -47,6 +47,7 @@ class FakeStep:
     token_id: int | None
     finish_reason: str | None
     stats: FakeStats = field(default_factory=FakeStats)
+    reasoning: str = ""
 
 
 class FakeTokenizer:
@@ -66,7 +67,7 @@ class FakeSession:
     def __init__(self, pieces, context_length=4096):
         self.pieces, self.engine, self.prompts = list(pieces), FakeEngine(context_length), []
 
-    def generate(self, prompt, sampling=None, *, max_tokens=None, stop=(), cancel=None):
+    def generate(self, prompt, sampling=None, *, max_tokens=None, stop=(), cancel=None, template_options=None):
         self.prompts.append(prompt)
         yield FakeStep("", None, None)
         for number, piece in enumerate(self.pieces, start=1):

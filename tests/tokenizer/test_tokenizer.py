@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from libcolibri.errors import TokenizerError
-from libcolibri.tokenizer import Tokenizer, _chunks
+from libcolibri.tokenizer import Tokenizer
 from libcolibri.tokenizer_build import tokenizer_files_from_gguf
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "tokenizer"
@@ -135,14 +135,6 @@ def test_unused_and_unreachable_tokens_do_not_appear_in_text():
     assert BYTES.decode([606]) == "🎉"
 
 
-@given(words=st.lists(st.sampled_from(["read", "你好", "token.", " ", "\n", "a", "，x"]), max_size=60), limit=st.integers(8, 40))
-def test_chunks_join_to_the_text(words, limit):
-    text = " ".join(words)
-    chunks = list(_chunks(text, limit))
-    assert "".join(chunks) == text
-    assert all(len(chunk) <= limit for chunk in chunks)
-
-
 def test_long_texts_give_the_ids_of_their_words():
     sentence = BYTES.encode(" read from disk")
     assert BYTES.encode(" read from disk" * 10_000) == sentence * 10_000
@@ -182,7 +174,7 @@ def test_threads_share_a_tokenizer():
         (lambda t: t.update(added_tokens=[{"id": "x"}]), "malformed added token"),
         (lambda t: t.update(decoder={"type": "CTC"}, pre_tokenizer=None), "CTC"),
         (lambda t: t.update(decoder=None, pre_tokenizer=None), "restores spaces"),
-        (lambda t: t.update(normalizer={"type": "Precompiled", "precompiled_charsmap": "AAAA"}), "precompiled character map"),
+        (lambda t: t.update(normalizer={"type": "Precompiled", "precompiled_charsmap": "AAAA"}), "character map"),
         (
             lambda t: t.update(pre_tokenizer={"type": "Split", "pattern": {"Regex": "("}, "behavior": "Isolated", "invert": False}),
             "refused",

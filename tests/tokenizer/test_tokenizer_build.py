@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from libcolibri.chat_template import ChatTemplate
 from libcolibri.errors import TokenizerError
 from libcolibri.tokenizer import Tokenizer
 from libcolibri.tokenizer_build import chat_template_from_gguf, tokenizer_entry_from_folder, tokenizer_files_from_gguf
@@ -109,6 +110,24 @@ def test_sentencepiece_folder(tmp_path):
     assert (entry["file"], entry["bos_token_id"], entry["eos_token_ids"], entry["add_bos"]) == ("tokenizer.model", 1, [2], True)
 
 
+@pytest.mark.parametrize("name", ["tokenizer_config.json", "added_tokens.json"])
+def test_tokens_added_to_a_sentencepiece_model(tmp_path, name):
+    (tmp_path / "tokenizer.model").write_bytes((FIXTURES / "sentencepiece.model").read_bytes())
+    added = ((1, "<s>", True), (700, "<|end|>", True), (701, "<x>", False))
+    decoder = {str(i): {"content": content, "special": special} for i, content, special in added}
+    config = {"added_tokens_decoder": decoder} if name == "tokenizer_config.json" else {"<|end|>": 700}
+    (tmp_path / name).write_text(json.dumps(config))
+    entry = tokenizer_entry_from_folder(tmp_path)
+    assert 700 in entry["eos_token_ids"]
+    tokenizer = Tokenizer.load(tmp_path, entry)
+    plain = tokenizer.encode("a")
+    assert tokenizer.encode("a<|end|>", special=True) == [*plain, 700]
+    assert 700 not in tokenizer.encode("a<|end|>") and tokenizer.vocab_size > 700
+    assert tokenizer.decode([*plain, 700]) == "a"
+    if name == "tokenizer_config.json":
+        assert tokenizer.encode("a<x>") == [*plain, 701] and tokenizer.decode([*plain, 701]) == "a<x>"
+
+
 def test_folder_without_tokenizer_says_what_it_found(tmp_path):
     with pytest.raises(TokenizerError, match="found none"):
         tokenizer_entry_from_folder(tmp_path)
@@ -121,3 +140,11 @@ def test_chat_template():
     assert chat_template_from_gguf({"tokenizer.chat_template": "{{ 'ä' }}".encode()}) == "{{ 'ä' }}"
     assert chat_template_from_gguf({"tokenizer.chat_template": "x"}) == "x"
     assert chat_template_from_gguf({}) is None
+
+
+def test_template_for_tools(tmp_path):
+    files = tokenizer_files_from_gguf(
+        BYTE_LEVEL | {"tokenizer.chat_template": "{{ 1 }}", "tokenizer.chat_template.tool_use": "{{ tools | length }}"}
+    )
+    template = ChatTemplate.load(folder_of(tmp_path, files))
+    assert (template.render([]), template.render([], tools=[{}, {}])) == ("1", "2")
