@@ -9,12 +9,30 @@ from typing import Any
 import numpy as np
 
 from libcolibri.errors import ConfigError, SourceError
-from libcolibri.models.gguf import Gguf, window_types
+from libcolibri.models.gguf import Gguf, turning_share, window_types
 from libcolibri.models.registry import FAMILIES, keys_in_use
 
 from .gguf import GgufFile
 
 LLAMA3_LOW, LLAMA3_HIGH, LLAMA3_CONTEXT = 1.0, 4.0, 8192
+SCORES = {1: "softmax", 2: "sigmoid", 3: "chosen_softmax", 4: "sqrtsoftplus"}
+# Numbers that files give as they are: key of config.json -> metadata key. What changes nothing: 1, for the caps 0.
+NUMBERS = {
+    "attention_multiplier": "attention.scale",
+    "embedding_multiplier": "embedding_scale",
+    "residual_multiplier": "residual_scale",
+    "logits_scaling": "logit_scale",
+    "attn_logit_softcapping": "attn_logit_softcapping",
+    "final_logit_softcapping": "final_logit_softcapping",
+}
+# Keys that change what a model computes, for a family's own function to ask for. In files of other families they are refused.
+SPECIAL = (
+    "adapters.count", "attention.clamp_kqv", "attention.kv_lora_rank", "attention.max_alibi_bias", "attention.output_scale",
+    "attention.rope_pattern", "attention.shared_kv_layers", "attention.temperature_length", "attention.temperature_scale",
+    "attention.value_scale", "embedding_length_per_layer_input", "expert_group_scale", "expert_latent_length", "hash_layer_count",
+    "hyper_connection.count", "kda.gate_lower_bound", "kda.safe_gate", "moe_latent_size", "n_deepstack_layers", "num_loops", "ple.layers",
+    "rope.scaling.alpha", "router_logit_softcapping", "ssm.dt_b_c_rms", "swiglu_clamp_exp", "swiglu_clamp_shexp", "use_parallel_residual",
+)  # fmt: skip
 
 
 class FileMetadata:
@@ -23,8 +41,18 @@ class FileMetadata:
     def __init__(self, file: GgufFile):
         self.file = file
         self.prefix = file.metadata["general.architecture"]
+        self.asked: set[str] = set()
+
+    @property
+    def layers(self) -> int:
+        """Layers of the model itself: the last `nextn_predict_layers` blocks predict further tokens."""
+        count = self.size("block_count") - self.get("nextn_predict_layers", int, 0)
+        if count < 1:
+            raise self.fault("nextn_predict_layers", self.get("nextn_predict_layers", int, 0), "expected fewer than block_count")
+        return count
 
     def get(self, key: str, kind: type, default: Any = None) -> Any:
+        self.asked.add(key)
         value = self.file.metadata.get(f"{self.prefix}.{key}", default)
         if isinstance(value, np.ndarray) and len(value) and (value == value[0]).all():
             value = value[0].item()
@@ -46,16 +74,22 @@ class FileMetadata:
             raise self.fault(key, value, "expected a finite number")
         return float(str(np.float32(value)))
 
-    def get_any(self, key: str) -> Any:
-        """The value of a key of any kind; None if absent."""
-        return self.file.metadata.get(f"{self.prefix}.{key}")
+    def value(self, key: str) -> Any:
+        return self.file.metadata[f"{self.prefix}.{key}"]
+
+    def has(self, key: str) -> bool:
+        return f"{self.prefix}.{key}" in self.file.metadata
+
+    def is_list(self, key: str) -> bool:
+        return isinstance(self.file.metadata.get(f"{self.prefix}.{key}"), np.ndarray)
 
     def by_layer(self, key: str, default: Any = None) -> list[Any]:
+        self.asked.add(key)
         count, value = self.size("block_count"), self.file.metadata.get(f"{self.prefix}.{key}", default)
         values = value.tolist() if isinstance(value, np.ndarray) else [value] * count
-        if len(values) != count or not all(isinstance(one, int) and 0 <= one < 1 << 31 for one in values):
+        if len(values) not in (count, self.layers) or not all(isinstance(one, int) and 0 <= one < 1 << 31 for one in values):
             raise self.fault(key, value, f"expected a number or a flag for each of {count} layers")
-        return values
+        return values[: self.layers]
 
     def shape(self, name: str) -> tuple[int, ...] | None:
         tensor = self.file.tensors.get(name)
@@ -70,7 +104,7 @@ class FileMetadata:
         return [float(str(value)) for value in self.file.raw(tensor).view(np.float32)]
 
     def layers_with(self, name: str) -> list[bool]:
-        return [f"blk.{layer}.{name}" in self.file.tensors for layer in range(self.size("block_count"))]
+        return [f"blk.{layer}.{name}" in self.file.tensors for layer in range(self.layers)]
 
     def fault(self, key: str, found: object, hint: str) -> SourceError:
         return SourceError(f"{self.file.path}: metadata {self.prefix}.{key} is {str(found)[:60]}: {hint}")
@@ -87,21 +121,34 @@ def config_from_metadata(file: GgufFile) -> tuple[dict[str, Any], Gguf | None]:
     if architecture == "bert":
         return _encoder(meta), None
     family, gguf = next((family, gguf) for family, gguf in candidates if gguf.chosen(meta))
-    offered = _common(meta) | {"model_type": family.name}
-    own = gguf.config(meta)
+    offered, own = _common(meta) | {"model_type": family.name}, gguf.config(meta)
     config = {key: value for key, value in _merged(offered, own).items() if value is not None}
     try:
         used = keys_in_use(config)
     except ConfigError as error:
         raise SourceError(f"{file.path}: {error}") from error
+    _refuse_unread(meta, family.name, {key: config[key] for key in NUMBERS if key in config and key not in used})
     # What all files say is offered; a family takes what it knows. What a family says of itself is never dropped.
     return {key: value for key, value in config.items() if key in used or key in own or key == "model_type"}, gguf
+
+
+def _refuse_unread(meta: FileMetadata, family: str, numbers: dict[str, float]) -> None:
+    """Refuses what changes the computation and the family knows nothing of; `numbers` are those of NUMBERS that it did not read."""
+    faults = {NUMBERS[name]: value for name, value in numbers.items() if value not in (0.0, 1.0)}
+    unread = [key for key in SPECIAL if key not in meta.asked and meta.has(key)]
+    faults |= {key: meta.value(key) for key in unread if np.any(meta.value(key))}
+    for key, value in faults.items():
+        raise meta.fault(key, value, f"models of family {family} have no such number here")
 
 
 def _merged(offered: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
     """`own` over `offered`, also inside objects."""
     both = {key: {**offered[key], **value} for key, value in own.items() if isinstance(value, dict) and isinstance(offered.get(key), dict)}
-    return offered | own | both
+    merged = offered | own | both
+    full = merged.get("rope_parameters", {}).get("full_attention")
+    if full is not None and "rope_scaling" in merged:  # llama.cpp scales the layers without a window only
+        merged["rope_parameters"] = merged["rope_parameters"] | {"full_attention": merged.pop("rope_scaling") | full}
+    return merged
 
 
 def _common(meta: FileMetadata) -> dict[str, Any]:
@@ -111,7 +158,7 @@ def _common(meta: FileMetadata) -> dict[str, Any]:
     config = {
         "vocab_size": _vocab_size(meta, "token_embd.weight"),
         "hidden_size": dim,
-        "num_hidden_layers": meta.size("block_count"),
+        "num_hidden_layers": meta.layers,
         "num_attention_heads": heads,
         "num_key_value_heads": max(heads_kv, default=heads),
         "head_dim": meta.get("attention.key_length", int, None),
@@ -122,42 +169,29 @@ def _common(meta: FileMetadata) -> dict[str, Any]:
         "attention_bias": True in meta.layers_with("attn_q.bias"),
         "v_head_dim": meta.get("attention.value_length", int, None),
         "sliding_window": meta.get("attention.sliding_window", int, None) or None,
-        **_numbers(meta),
+        **{name: meta.real(key) for name, key in NUMBERS.items() if meta.has(key)},
         **_rope(meta),
         **_specials(meta),
     }
-    if meta.get_any("attention.sliding_window_pattern") is not None:
-        config["layer_types"] = window_types(meta)
+    if meta.has("attention.sliding_window_pattern"):
+        config["layer_types"] = window_types(meta, 1)
     return config | (_experts(meta) if meta.get("expert_count", int, 0) else {})
-
-
-def _numbers(meta: FileMetadata) -> dict[str, Any]:
-    """Numbers that files give as they are."""
-    keys = {
-        "attention_multiplier": "attention.scale",
-        "embedding_multiplier": "embedding_scale",
-        "residual_multiplier": "residual_scale",
-        "logits_scaling": "logit_scale",
-        "attn_logit_softcapping": "attn_logit_softcapping",
-        "final_logit_softcapping": "final_logit_softcapping",
-    }
-    return {name: meta.real(key) for name, key in keys.items() if meta.get(key, float) is not None}
 
 
 def _experts(meta: FileMetadata) -> dict[str, Any]:
     """Routed and shared experts; families call their number differently."""
-    count = meta.size("expert_count")
     return {
-        **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts"), count),
-            "num_experts_per_tok": meta.size("expert_used_count"),
-            "moe_intermediate_size": meta.size("expert_feed_forward_length", _rows_of(meta, ".ffn_up_exps.weight")),
-            "mlp_layer_types": ["sparse" if routed else "dense" for routed in meta.layers_with("ffn_gate_inp.weight")],
-            "shared_expert_intermediate_size": meta.get("expert_shared_feed_forward_length", int, _rows_of(meta, ".ffn_up_shexp.weight")),
-            "n_group": meta.get("expert_group_count", int, None),
-            "topk_group": meta.get("expert_group_used_count", int, None),
-            "n_shared_experts": meta.get("expert_shared_count", int, None),
-            "routed_scaling_factor": meta.get("expert_weights_scale", float) and meta.real("expert_weights_scale"),
-            "norm_topk_prob": meta.get("expert_weights_norm", bool, None),
+        **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts"), meta.size("expert_count")),
+        "num_experts_per_tok": meta.size("expert_used_count"),
+        "moe_intermediate_size": meta.size("expert_feed_forward_length", _rows_of(meta, ".ffn_up_exps.weight")),
+        "mlp_layer_types": ["sparse" if routed else "dense" for routed in meta.layers_with("ffn_gate_inp.weight")],
+        "shared_expert_intermediate_size": meta.get("expert_shared_feed_forward_length", int, _rows_of(meta, ".ffn_up_shexp.weight")),
+        "n_group": meta.get("expert_group_count", int),
+        "topk_group": meta.get("expert_group_used_count", int),
+        "n_shared_experts": meta.get("expert_shared_count", int),
+        "routed_scaling_factor": meta.real("expert_weights_scale") if meta.has("expert_weights_scale") else None,
+        "norm_topk_prob": meta.get("expert_weights_norm", bool),
+        "scoring_func": SCORES.get(meta.get("expert_gating_func", int, 0)),
     }
 
 
@@ -174,20 +208,20 @@ def _rope(meta: FileMetadata) -> dict[str, Any]:
     turning = meta.get("rope.dimension_count", int, head_dim)
     config: dict[str, Any] = {"rope_theta": meta.real("rope.freq_base", 10000.0)}
     if turning != head_dim:
-        config["partial_rotary_factor"] = turning / head_dim
-    kind, factors = meta.get("rope.scaling.type", str, "none"), meta.values("rope_freqs.weight")
+        config["partial_rotary_factor"] = turning_share(turning, head_dim)
+    factor = meta.real("rope.scaling.factor" if meta.has("rope.scaling.factor") else "rope.scale_linear", 1.0)  # the older key
+    kind, factors = meta.get("rope.scaling.type", str, "none" if factor == 1.0 else "linear"), meta.values("rope_freqs.weight")
     if factors is not None and max(factors) < 1e29:
         return config | {"rope_scaling": _llama3_scaling(meta, config["rope_theta"], np.array(factors))}
     if kind in ("none", "longrope"):
         return config
     if kind not in ("linear", "yarn"):
         raise meta.fault("rope.scaling.type", kind, "only none, linear, longrope and yarn are supported")
-    scaling: dict[str, Any] = {"rope_type": kind, "factor": meta.real("rope.scaling.factor")}
+    scaling: dict[str, Any] = {"rope_type": kind, "factor": factor}
     if kind == "yarn":
         scaling["original_max_position_embeddings"] = meta.size("rope.scaling.original_context_length", meta.size("context_length"))
-        for name in ("beta_fast", "beta_slow"):
-            if meta.get(f"rope.scaling.yarn_{name}", float) is not None:
-                scaling[name] = meta.real(f"rope.scaling.yarn_{name}")
+        keys = {"beta_fast": "yarn_beta_fast", "beta_slow": "yarn_beta_slow", "attention_factor": "yarn_attn_factor"}
+        scaling |= {name: meta.real(f"rope.scaling.{key}") for name, key in keys.items() if meta.has(f"rope.scaling.{key}")}
     return config | {"rope_scaling": scaling}
 
 

@@ -4,7 +4,8 @@ In:  `Metadata` of a file
 Out: what a family file says in its `Gguf`; llama.cpp's names are rewritten from "blk.N." to "model.layers.N." before rules see them
 """
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -13,6 +14,10 @@ from .family import Rule
 
 class Metadata(Protocol):
     """Typed access to a file's keys below "<architecture>."; a value of another kind is refused by name."""
+
+    @property
+    def layers(self) -> int:
+        """Layers of the model itself, without those that predict further tokens (MTP)."""
 
     def get(self, key: str, kind: type, default: Any = None) -> Any:
         """The value of a key; `default` if absent. A list of equal numbers counts as the number."""
@@ -25,6 +30,9 @@ class Metadata(Protocol):
 
     def by_layer(self, key: str, default: Any = None) -> list[Any]:
         """One value per layer, also where the file has a single one for all."""
+
+    def is_list(self, key: str) -> bool:
+        """Whether the key is there with one value per layer."""
 
     def shape(self, name: str) -> tuple[int, ...] | None:
         """Shape of the tensor called `name` in the file, None if there is none."""
@@ -60,9 +68,18 @@ class Gguf:
     chosen: Callable[[Metadata], bool] = _always
 
 
-def window_types(meta: Metadata, key: str = "attention.sliding_window_pattern") -> list[str]:
-    """layer_types from a flag per layer."""
-    return ["sliding_attention" if slides else "full_attention" for slides in meta.by_layer(key)]
+def window_types(meta: Metadata, period: int, *, full_first: bool = False) -> list[str]:
+    """layer_types from the file's flag per layer, or from how often full attention comes: in the last of `period` layers, or in the first.
+
+    period   llama.cpp's own for the family, where the file does not say
+    """
+    key = "attention.sliding_window_pattern"
+    if meta.is_list(key):
+        flags = meta.by_layer(key)
+    else:
+        period, full = meta.size(key, period), 0 if full_first else -1
+        flags = [i % period != full % period for i in range(meta.layers)]
+    return ["sliding_attention" if slides else "full_attention" for slides in flags]
 
 
 def is_routed(meta: Metadata) -> bool:
@@ -98,3 +115,20 @@ def long_rope(meta: Metadata) -> dict[str, Any] | None:
         return None
     scaling = {"type": "longrope", "short_factor": short, "long_factor": long}
     return scaling | {"original_max_position_embeddings": meta.size("rope.scaling.original_context_length")}
+
+
+def turning_share(turning: int, head_dim: int) -> float:
+    """partial_rotary_factor as a config writes it: the shortest decimal that makes `turning` of head_dim columns turn."""
+    shares = (math.ceil(turning / head_dim * 10**digits) / 10**digits for digits in range(1, 7))
+    return next((share for share in shares if int(share * head_dim) == turning), turning / head_dim)
+
+
+def layer_ropes(meta: Metadata, thetas: Mapping[str, float]) -> dict[str, Any]:
+    """rope_parameters by layer type, in place of one for all layers. thetas: the family's bases, for files that do not say them."""
+    head_dim, parameters = meta.size("attention.key_length"), {}
+    for kind, theta in thetas.items():
+        suffix = "_swa" if kind == "sliding_attention" else ""
+        turning = meta.size(f"rope.dimension_count{suffix}", meta.size("rope.dimension_count", head_dim))
+        rope = {"rope_theta": meta.real(f"rope.freq_base{suffix}", theta), "partial_rotary_factor": turning_share(turning, head_dim)}
+        parameters[kind] = rope
+    return {"rope_parameters": parameters, "rope_theta": None, "partial_rotary_factor": None}

@@ -30,5 +30,9 @@ def _gguf(meta: Metadata) -> dict[str, Any]:
 
 
 FAMILY = Family(
-    "glm_moe_dsa", parse, (*latent.INTERLEAVED, latent.EXPANSION, common.SHARED_EXPERTS), skipped=r".*\.indexer\..*"
-, gguf=(Gguf("glm-dsa", _gguf, latent.GGUF_TENSORS),))
+    "glm_moe_dsa",
+    parse,
+    (*latent.INTERLEAVED, latent.EXPANSION, common.SHARED_EXPERTS),
+    skipped=r".*\.indexer\..*",
+    gguf=(Gguf("glm-dsa", _gguf, latent.GGUF_TENSORS),),
+)

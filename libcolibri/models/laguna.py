@@ -9,7 +9,7 @@ from ..config import ModelConfig
 from . import common
 from .config_reader import ConfigReader
 from .family import Family, Rule
-from .gguf import Gguf, Metadata, sections
+from .gguf import Gguf, Metadata, layer_ropes, sections, window_types
 from .rope_config import read_layer_ropes
 
 THETAS = {"full_attention": 500000.0, "sliding_attention": 10000.0}
@@ -48,21 +48,12 @@ def parse(reader: ConfigReader) -> ModelConfig:
 
 
 def _gguf(meta: Metadata) -> dict[str, Any]:
-    heads, head_dim = meta.by_layer("attention.head_count"), meta.size("attention.key_length")
-    gate = meta.shape("blk.0.attn_gate.weight")
-    return {
+    heads, gate = meta.by_layer("attention.head_count"), meta.shape("blk.0.attn_gate.weight")
+    return layer_ropes(meta, THETAS) | {
         "num_attention_heads_per_layer": heads,
+        "layer_types": window_types(meta, 4, full_first=True) if meta.get("attention.sliding_window", int, 0) else None,
         "gating": "per-head" if gate is not None and gate[0] == heads[0] else "per-element",
         "moe_routed_scaling_factor": meta.real("expert_weights_scale", 1.0),
-        "rope_parameters": {
-            kind: {
-                "rope_theta": meta.real(f"rope.freq_base{suffix}", THETAS[kind]),
-                "partial_rotary_factor": meta.size(f"rope.dimension_count{suffix}", head_dim) / head_dim,
-            }
-            for kind, suffix in (("full_attention", ""), ("sliding_attention", "_swa"))
-        },
-        "rope_theta": None,
-        "partial_rotary_factor": None,
     }
 
 

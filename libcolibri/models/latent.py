@@ -98,7 +98,8 @@ def gguf_config(meta: Metadata) -> dict[str, Any]:
 
 def scores_by_sigmoid(meta: Metadata) -> bool:
     """Whether the router of a file is DeepSeek-V3's, not DeepSeek-V2's."""
-    return bool(meta.get("expert_gating_func", int, 1) == 2)
+    # Early files do not say it; only DeepSeek-V3's router has a bias for the choice.
+    return bool(meta.get("expert_gating_func", int, 2 if True in meta.layers_with("exp_probs_b.bias") else 1) == 2)
 
 
 GGUF_TENSORS = (

@@ -8,7 +8,7 @@ from ..config import ModelConfig
 from . import common
 from .config_reader import ConfigReader
 from .family import Family
-from .gguf import Gguf, Metadata
+from .gguf import Gguf, Metadata, layer_ropes, window_types
 from .rope_config import read_layer_ropes
 
 THETAS = {"full_attention": 500000.0, "sliding_attention": 10000.0}
@@ -28,12 +28,9 @@ def parse(reader: ConfigReader) -> ModelConfig:
     return common.build(reader, common.standard_layers(attentions, routed, common.mlp(reader), moe))
 
 
-TYPES = (("full_attention", ""), ("sliding_attention", "_swa"))
-
-
 def _gguf(meta: Metadata) -> dict[str, Any]:
-    thetas = {kind: {"rope_theta": meta.real(f"rope.freq_base{suffix}", THETAS[kind])} for kind, suffix in TYPES}
-    return {"rope_parameters": thetas, "rope_theta": None}
+    types = window_types(meta, 4) if meta.get("attention.sliding_window", int, 0) else None
+    return layer_ropes(meta, THETAS) | {"layer_types": types}
 
 
 FAMILY = Family("mellum", parse, gguf=(Gguf("mellum", _gguf),))

@@ -7,7 +7,7 @@ from ..config import ModelConfig
 from . import common
 from .config_reader import ConfigReader
 from .family import Family, Rule
-from .gguf import Gguf, Metadata
+from .gguf import Gguf, Metadata, layer_ropes
 from .rope_config import read_layer_ropes
 
 THETAS = {"full_attention": 5000000.0, "sliding_attention": 10000.0}
@@ -59,17 +59,9 @@ def _flags(reader: ConfigReader, key: str) -> list[bool]:
 
 
 def _gguf(meta: Metadata) -> dict[str, Any]:
-    turning, head_dim = meta.size("rope.dimension_count"), meta.size("attention.key_length")
-    partial = {} if turning == int(0.334 * head_dim) else {"partial_rotary_factor": turning / head_dim}
-    return {
+    return layer_ropes(meta, THETAS) | {
         "num_key_value_heads": min(meta.by_layer("attention.head_count_kv")),
         "attention_value_scale": meta.real("attention.value_scale", 1.0),
-        "rope_parameters": {
-            kind: partial | {"rope_theta": meta.real(f"rope.freq_base{suffix}", THETAS[kind])}
-            for kind, suffix in (("full_attention", ""), ("sliding_attention", "_swa"))
-        },
-        "rope_theta": None,
-        "partial_rotary_factor": None,
     }
 
 
