@@ -14,6 +14,9 @@ def parse(reader: ConfigReader) -> ModelConfig:
     """Reads a config of model_type "qwen3_5_moe"; the chosen experts' weights are always divided by their sum."""
     mixers = qwen_hybrid.mixers(reader, tiled=True)
     reader.only("norm_topk_prob", True)
+    reader.only("mlp_only_layers", [], None)
+    reader.only("decoder_sparse_step", 1)
+    common.ignore(reader, "intermediate_size")  # no layer is dense
     fields = common.expert_fields(reader) | {"router": Router(normalise=True)}
     moe = MoE(**fields, shared=qwen_hybrid.shared_expert(reader), shared_gate=True)
     return common.build(reader, [standard_layer(mixer, moe) for mixer in mixers])

@@ -11,6 +11,7 @@ from .gguf import Gguf
 
 def parse(reader: ConfigReader) -> ModelConfig:
     """Reads a config of model_type "qwen3_next"."""
+    reader.only("use_sliding_window", False)
     mixers, routed = qwen_hybrid.mixers(reader, tiled=False), common.routed_layers(reader)
     fields = common.expert_fields(reader) | {"router": Router(normalise=reader.flag("norm_topk_prob", True))}
     moe = MoE(**fields, shared=qwen_hybrid.shared_expert(reader), shared_gate=True)

@@ -30,6 +30,8 @@ def mixers(reader: ConfigReader, *, tiled: bool) -> list[Attention | GatedDeltaN
     reader.only("hidden_act", "silu", "swish")
     reader.only("attn_output_gate", True)
     reader.only("mamba_ssm_dtype", "float32")
+    reader.only("output_gate_type", "swish", "silu")  # of DeltaNet's norm; attention's gate is a sigmoid all the same
+    common.ignore(reader, "mtp_num_hidden_layers", "mtp_use_dedicated_embeddings")  # a head that guesses further tokens
     bias = reader.flag("attention_bias", False)
     fields = common.attention_fields(reader, head_dim=256, partial=0.25)
     attention = Attention(**fields, qk_norm="head", bias=bias, out_bias=bias, gate="sigmoid")

@@ -60,6 +60,7 @@ BESIDE_TEXT = HARMLESS | frozenset(
         "image_token_id",
         "image_token_index",
         "is_encoder_decoder",
+        "language_model_only",
         "mm_tokens_per_image",
         "model_type",
         "multimodal_projector_bias",

@@ -1,4 +1,4 @@
-"""LFM2, Nemotron-H and Granite 4 as their published configs describe them, in words that the fixtures do not use."""
+"""Families with recurrent layers as their published configs describe them, in words that the fixtures do not use."""
 
 import json
 from pathlib import Path
@@ -72,3 +72,38 @@ def test_granite_refuses_time_steps_without_meaning(limits):
 def test_values_without_equations_are_refused(name, changes):
     with pytest.raises(ConfigError):
         parse_config(config(name, **changes))
+
+
+@pytest.mark.parametrize("name", ["qwen3_5", "qwen3_5_moe"])
+def test_qwen3_5_as_released(name):
+    """Beside a vision model, with the keys of its own head for further tokens; layers by interval."""
+    plain = config(name)
+    text = {key: value for key, value in plain.items() if key != "layer_types"} | {
+        "attn_output_gate": True, "full_attention_interval": 4, "mamba_ssm_dtype": "float32", "output_gate_type": "swish",
+        "mtp_num_hidden_layers": 1, "mtp_use_dedicated_embeddings": False,
+    }  # fmt: skip
+    if name == "qwen3_5_moe":
+        text["mlp_only_layers"] = []
+    outer = {"model_type": name, "text_config": text, "vision_config": {}, "language_model_only": False, "image_token_id": 9}
+    assert parse_config(outer) == parse_config(plain)
+
+
+def test_qwen3_next_as_released():
+    plain = config("qwen3_next")
+    released = {key: value for key, value in plain.items() if key != "layer_types"}
+    assert parse_config(released | {"full_attention_interval": 4, "use_sliding_window": False}) == parse_config(plain)
+
+
+def test_kimi_linear_as_released():
+    """Delta layers in an object of their own, counted from 1."""
+    plain = config("kimi_linear")
+    moved = ("layer_types", "mlp_layer_types", "linear_head_dim", "linear_num_heads", "linear_conv_kernel_dim")
+    delta = {"kda_layers": [1, 2, 3], "full_attn_layers": [4], "num_heads": 4, "head_dim": 16, "short_conv_kernel_size": 4}
+    released = {key: value for key, value in plain.items() if key not in moved} | {
+        "linear_attn_config": delta, "first_k_dense_replace": 1, "mla_use_nope": True, "moe_layer_freq": 1,
+        "moe_router_activation_func": "sigmoid", "num_nextn_predict_layers": 0, "rope_scaling": None, "rope_theta": 10000.0,
+        "use_grouped_topk": True,
+    }  # fmt: skip
+    assert parse_config(released) == parse_config(plain)
+    with pytest.raises(ConfigError, match="linear_attn_config"):
+        parse_config(released | {"linear_attn_config": delta | {"gate_lower_bound": -5.0}})
