@@ -1,6 +1,5 @@
 """Gemma 4: wider heads in full layers, normed values that may be the keys, shared caches, inputs by layer, experts beside the MLP."""
 
-
 from typing import Any
 
 from ..blocks.attention import Attention
@@ -51,9 +50,7 @@ def _attentions(reader: ConfigReader) -> list[Attention]:
     for i, window in enumerate(windows):
         own = fields | _widths(reader, i, window) | {"rope": _rope(ropes, window), "v_is_k": k_is_v and window is None}
         shared = None if i < first_shared else max(j for j in range(first_shared) if (windows[j] is None) == (window is None))
-        made.append(
-            Attention(**own, out_bias=own["bias"], qk_norm="head", v_norm=True, scale=1.0, window=window, reads_layer=shared)
-        )
+        made.append(Attention(**own, out_bias=own["bias"], qk_norm="head", v_norm=True, scale=1.0, window=window, reads_layer=shared))
     return made
 
 

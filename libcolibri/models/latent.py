@@ -105,7 +105,5 @@ def scores_by_sigmoid(meta: Metadata) -> bool:
 GGUF_TENSORS = (
     Rule(r"(.*)\.attn_(q|q_b)\.weight", r"\1.self_attn.\2_proj.weight", order=_query_rows),
     Rule(r"(.*)\.attn_kv_a_mqa\.weight", r"\1.self_attn.kv_a_proj_with_mqa.weight", order=_row_rows),
-    Rule(
-        r"(.*)\.attn_kv_b\.weight", r"\1.self_attn.k_b_proj.weight \1.self_attn.v_b_proj.weight", "absorb", order=_keys_then_values
-    ),
+    Rule(r"(.*)\.attn_kv_b\.weight", r"\1.self_attn.k_b_proj.weight \1.self_attn.v_b_proj.weight", "absorb", order=_keys_then_values),
 )

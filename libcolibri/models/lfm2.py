@@ -81,6 +81,7 @@ TENSORS = (
     Rule(r"(.*)\.feed_forward\.(experts\.\d+\.)?w3\.weight", r"\1.mlp.\2up_proj.weight"),
 )
 
+
 def gguf_config(meta: Metadata) -> dict[str, Any]:
     """Keys of LFM2's files."""
     return {

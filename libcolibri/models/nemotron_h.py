@@ -137,5 +137,8 @@ FAMILY = Family(
         Rule(r"(.*)\.mixer\.shared_experts\.(.*)", r"\1.mlp.shared_expert.\2"),
         Rule(r"(.*)\.mixer\.((?:experts|gate|up_proj|down_proj)\..*)", r"\1.mlp.\2"),
     ),
-    gguf=(Gguf("nemotron_h_moe", _gguf, GGUF_TENSORS), Gguf("nemotron_h", _gguf, GGUF_TENSORS),),
+    gguf=(
+        Gguf("nemotron_h_moe", _gguf, GGUF_TENSORS),
+        Gguf("nemotron_h", _gguf, GGUF_TENSORS),
+    ),
 )
