@@ -70,6 +70,18 @@ def default_parts() -> Parts:
 
 
 @dataclass(frozen=True, slots=True)
+class _ExpertOptions:
+    """What `Engine.open` was told about the experts."""
+
+    policy: str
+    preload: bool
+    trace: str | Path | None
+    verify: bool
+    usage_history: str | Path | None
+    pins: frozenset[Expert]
+
+
+@dataclass(frozen=True, slots=True)
 class Pass:
     """One forward pass: its logits as asked for, its duration without waiting for others, what the expert cache did in it."""
 
@@ -122,6 +134,7 @@ class Engine:
         trace: str | Path | None = None,
         usage_history: str | Path | None = None,
         pin: Iterable[Expert] = (),
+        verify_experts: bool = False,
         parts: Parts | None = None,
     ) -> Self:
         """Load a model directory.
@@ -138,6 +151,7 @@ class Engine:
         usage_history    file that remembers how often each expert was used (usage_history.py); what it knows comes into memory first: with
                          `preload` before this returns, else between the passes. It never fails: see `remarks`
         pin              experts (layer, expert) that never leave memory once they are there; they come in before all others
+        verify_experts   compare every expert that is read with its checksum; a wrong one is read again, then refused
         parts            replacements for tests
 
         Raises FormatError, ConfigError, MemoryBudgetError, TokenizerError, TemplateError; nothing stays open then.
@@ -160,35 +174,19 @@ class Engine:
             chunk, plan = _longer_chunk(plan, lambda tokens: _plan(manifest, config, parts, budget, context_length, tokens, threads))
         engine = cls(path, manifest, config, plan, threads, chunk, parts)
         try:
-            engine._load(on_progress, preload, DEFAULT_POLICY if expert_policy == "auto" else expert_policy, trace, usage_history, pin)
+            policy = DEFAULT_POLICY if expert_policy == "auto" else expert_policy
+            engine._load(on_progress, _ExpertOptions(policy, preload, trace, verify_experts, usage_history, pin))
         except BaseException:
             engine.close()
             raise
         return engine
 
-    def _load(
-        self, on_progress: Progress | None, preload: bool, policy: str, trace: str | Path | None, usage_history: str | Path | None,
-        pins: frozenset[Expert],
-    ) -> None:  # fmt: skip
+    def _load(self, on_progress: Progress | None, options: "_ExpertOptions") -> None:
         with ThreadPoolExecutor(1) as pool:  # a vocabulary takes as long to parse as the weights to read
             loading = pool.submit(self._load_tokenizer)
             weights = load_weights(self.path, self.manifest, self.config, on_progress)
             loading.result()
-        if self.config.is_moe:
-            # The system's copy of the files is a welcome second cache while all of it fits into what is left, and a burden otherwise.
-            store = ExpertStore(self.path, self.manifest, drop_page_cache=self.plan.experts_total > self.plan.free)
-            self._closing.callback(store.close)
-            writer = None if trace is None else self._closing.enter_context(_open_trace(Path(trace), store))
-            if usage_history is not None:
-                self.usage = UsageHistory(usage_history, self.fingerprint, store.num_experts)
-                self._closing.callback(self.usage.save)
-            self.experts = ExpertCache(
-                store, self.plan.experts, self.config.num_experts_per_tok, policy=policy, trace=writer, usage=self.usage
-            )
-            self.experts.pin(pins)
-            first = [*sorted(pins), *(self.usage.usage.hottest_first() if self.usage is not None else ())]
-            if preload:
-                self.experts.preload(on_progress, first)
+        first = self._open_experts(on_progress, options) if self.config.is_moe else []
         team = self.parts.team(self.threads)
         self._closing.callback(team.close)
         self._decoder = self.parts.decoder(
@@ -200,9 +198,27 @@ class Engine:
             max_chunk_tok=self.prefill_chunk,
             kv_dtype=kv_dtype(self.manifest),
         )
-        if self.experts is not None and first and not preload:  # last: nothing can fail any more
+        if self.experts is not None and first and not options.preload:  # last: nothing can fail any more
             self.warmer = CacheWarmer(self._lock, self.experts, first)
             self._closing.callback(self.warmer.stop)
+
+    def _open_experts(self, on_progress: Progress | None, options: "_ExpertOptions") -> list[Expert]:
+        """Make the expert cache; returns who should come into it first."""
+        # The system's copy of the files is a welcome second cache while all of it fits into what is left, and a burden otherwise.
+        beyond_memory = self.plan.experts_total > self.plan.free
+        store = ExpertStore(self.path, self.manifest, drop_page_cache=beyond_memory, verify=options.verify)
+        self._closing.callback(store.close)
+        trace = None if options.trace is None else self._closing.enter_context(_open_trace(Path(options.trace), store))
+        if options.usage_history is not None:
+            self.usage = UsageHistory(options.usage_history, self.fingerprint, store.num_experts)
+            self._closing.callback(self.usage.save)
+        per_token = self.config.num_experts_per_tok
+        self.experts = ExpertCache(store, self.plan.experts, per_token, policy=options.policy, trace=trace, usage=self.usage)
+        self.experts.pin(options.pins)
+        first = [*sorted(options.pins), *(self.usage.usage.hottest_first() if self.usage is not None else ())]
+        if options.preload:
+            self.experts.preload(on_progress, first)
+        return first
 
     def _load_tokenizer(self) -> None:
         if self.manifest.tokenizer is not None:
