@@ -17,6 +17,7 @@ from typing import Any, Self
 
 import numpy as np
 
+from .arena import can_give_back
 from .config import ModelConfig
 from .cpus import usable_cores
 from .errors import ColibriError, ConfigError, FormatError, MemoryBudgetError
@@ -27,6 +28,7 @@ from .expert_trace import TraceWriter
 from .format import Manifest, check_files, read_manifest
 from .loader import dense_bytes, load_weights
 from .memory_plan import CacheBudget, MemoryPlan, Needs, available_memory, choose_context, parse_budget, plan_memory, size_text
+from .memory_watch import MemoryWatch
 from .models.registry import parse_config
 from .session import Session
 from .stats import ExpertStats
@@ -169,7 +171,8 @@ class Engine:
             store = ExpertStore(self.path, self.manifest, drop_page_cache=beyond_memory, verify=verify)
             self._closing.callback(store.close)
             writer = None if trace is None else self._closing.enter_context(_open_trace(Path(trace), store))
-            self.experts = ExpertCache(store, self.plan.experts, self.config.num_experts_per_tok, policy=policy, trace=writer)
+            watch = MemoryWatch() if can_give_back() else None
+            self.experts = ExpertCache(store, self.plan.experts, self.config.num_experts_per_tok, policy=policy, trace=writer, watch=watch)
             if preload:
                 self.experts.preload(on_progress)
         team = self.parts.team(self.threads)
@@ -200,6 +203,16 @@ class Engine:
         if builtin is None:
             return ()
         return (f"the model has no chat template; conversations are written in the format {builtin!r}, as is usual for its kind",)
+
+    @property
+    def notices(self) -> tuple[str, ...]:
+        """What happened since the model was opened that a user should know, a sentence each."""
+        experts = self.experts
+        if experts is None or not experts.stats.shrinks:
+            return ()
+        times = "once" if experts.stats.shrinks == 1 else f"{experts.stats.shrinks} times"
+        now, planned = size_text(experts.capacity_bytes), size_text(experts.capacity_bytes + experts.withdrawn_bytes)
+        return (f"memory ran short: the expert cache gave some back {times} and has {now} of {planned} now",)
 
     @property
     def end_ids(self) -> frozenset[int]:
