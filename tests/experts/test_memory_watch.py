@@ -169,6 +169,16 @@ def test_the_smallest_cache_stays():
     assert cache.resident(0) == [5, 6]
 
 
+def test_pinned_experts_stay():
+    cache = ExpertCache(NumberedStore(4096, 8), 8 * 4096, 2)
+    cache.pin([(0, 3), (0, 7), (0, 0)])
+    cache.preload()
+    cache.shrink(1 << 40)
+    assert cache.capacity(0) == 5 and {0, 3, 7} <= set(cache.resident(0))
+    cache.bring_in(0, np.array([1, 2, 4]))
+    assert {0, 3, 7} <= set(cache.resident(0)) and len(cache.resident(0)) == 5
+
+
 if can_give_back():
 
     def test_pages_that_are_given_back_are_zero_and_free():
