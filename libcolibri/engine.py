@@ -15,6 +15,7 @@ from typing import Any, Self
 
 import numpy as np
 
+from .arena import can_give_back
 from .cache_warmer import CacheWarmer
 from .config import ModelConfig
 from .cpus import usable_cores
@@ -26,6 +27,7 @@ from .expert_trace import TraceWriter
 from .format import Manifest, check_files, read_manifest
 from .loader import dense_bytes, load_weights
 from .memory_plan import CacheBudget, MemoryPlan, Needs, available_memory, choose_context, parse_budget, plan_memory, size_text
+from .memory_watch import MemoryWatch
 from .models.registry import parse_config
 from .session import Session
 from .stats import ExpertStats
@@ -214,7 +216,9 @@ class Engine:
             self.usage = UsageHistory(history_file(options.usage_history, self.fingerprint), self.fingerprint, store.num_experts)
             self._closing.callback(self.usage.save)
         per_token = self.config.num_experts_per_tok
-        self.experts = ExpertCache(store, self.plan.experts, per_token, policy=options.policy, trace=trace, usage=self.usage)
+        watch = MemoryWatch() if can_give_back() else None
+        budget, policy = self.plan.experts, options.policy
+        self.experts = ExpertCache(store, budget, per_token, policy=policy, trace=trace, usage=self.usage, watch=watch)
         self.experts.pin(options.pins)
         first = [*sorted(options.pins), *(self.usage.usage.hottest_first() if self.usage is not None else ())]
         if options.preload:
@@ -238,6 +242,16 @@ class Engine:
         if builtin is None:
             return usage
         return (f"the model has no chat template; conversations are written in the format {builtin!r}, as is usual for its kind", *usage)
+
+    @property
+    def notices(self) -> tuple[str, ...]:
+        """What happened since the model was opened that a user should know, a sentence each."""
+        experts = self.experts
+        if experts is None or not experts.stats.shrinks:
+            return ()
+        times = "once" if experts.stats.shrinks == 1 else f"{experts.stats.shrinks} times"
+        now, planned = size_text(experts.capacity_bytes), size_text(experts.capacity_bytes + experts.withdrawn_bytes)
+        return (f"memory ran short: the expert cache gave some back {times} and has {now} of {planned} now",)
 
     @property
     def end_ids(self) -> frozenset[int]:

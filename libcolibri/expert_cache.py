@@ -17,11 +17,12 @@ from typing import Protocol
 
 import numpy as np
 
-from .arena import allocate
+from .arena import allocate, give_back
 from .errors import ConfigError, MemoryBudgetError
 from .eviction import DEFAULT_POLICY, least, make_policy
 from .expert_store import ExpertStore
 from .expert_trace import TraceWriter
+from .memory_watch import MemoryWatch
 from .stats import ExpertStats
 from .usage_history import UsageHistory
 
@@ -42,10 +43,28 @@ class _SlotClass:
         self.stamps = np.zeros((len(layers), num_experts), np.int64)  # clock of the last use
         self.pinned = np.zeros((len(layers), num_experts), bool)
         self.free = list(range(n_slots - 1, -1, -1))
+        self.withdrawn: list[int] = []  # slots without memory: neither free nor in the table
 
     @property
     def n_slots(self) -> int:
-        return len(self.memory)
+        """Slots that have memory, or may take it."""
+        return len(self.memory) - len(self.withdrawn)
+
+    def withdraw(self, count: int, clock: int) -> int:
+        """Give up to `count` slots' memory back, free ones first, then those of least value between two passes; returns experts evicted."""
+        slots = [self.free.pop(0) for _ in range(min(count, len(self.free)))]  # the first have most likely never been filled
+        evicted = min(count - len(slots), int(np.count_nonzero((self.addresses != 0) & ~self.pinned)))
+        if evicted:
+            nobody = np.zeros(self.addresses.shape, bool)
+            slots += [self.release(*victim) for victim in self.victims(evicted, len(self.layers) - 1, nobody, clock)]
+        for first, stop in _runs(sorted(slots)):
+            give_back(self.memory[first:stop])
+        self.withdrawn += slots
+        return evicted
+
+    def restore(self, count: int) -> None:
+        """Let `count` withdrawn slots take memory again."""
+        self.free += [self.withdrawn.pop() for _ in range(count)]
 
     def room(self, row: int, kept: Sequence[int] | np.ndarray = ()) -> int:
         """Slots that are free or can be had, when the `kept` experts of `row` and the pinned ones stay."""
@@ -108,6 +127,7 @@ class ExpertCache:
     num_experts_per_tok   experts that one token needs at once in a layer
     policy                name of an eviction policy
     trace, usage          are told of every pass; they are closed by whoever opened them
+    watch                 looked at between passes and at expert faults: says when to give memory back
 
     What `usage` knows already is taken as the past: an eviction policy that counts uses starts from it.
     Raises MemoryBudgetError below `floor_bytes`, ConfigError for an unknown policy.
@@ -115,11 +135,11 @@ class ExpertCache:
 
     def __init__(
         self, store: ExpertStore, budget_bytes: int, num_experts_per_tok: int, *, policy: str = DEFAULT_POLICY,
-        trace: TraceWriter | None = None, usage: UsageHistory | None = None,
+        trace: TraceWriter | None = None, usage: UsageHistory | None = None, watch: MemoryWatch | None = None,
     ):  # fmt: skip
-        self._store, self._policy, self._trace, self._usage = store, policy, trace, usage
+        self._store, self._policy, self._trace, self._usage, self._watch = store, policy, trace, usage, watch
         self.clock = np.zeros(1, np.int64)  # passes so far, int64 (1,): native code stamps what it uses with it
-        self._hits = self._misses = self._read_bytes = self._evictions = 0
+        self._hits = self._misses = self._read_bytes = self._evictions = self._shrinks = 0
         self._reading: _Reading | None = None
         check_floor(budget_bytes, store.expert_bytes, num_experts_per_tok)
         self._experts_per_tok = num_experts_per_tok
@@ -172,8 +192,18 @@ class ExpertCache:
 
     @property
     def capacity_bytes(self) -> int:
-        """Bytes of all slots."""
-        return sum(slot_class.memory.nbytes for slot_class in self._classes)
+        """Bytes of all slots, without those whose memory was given back."""
+        return sum(slot_class.n_slots * slot_class.expert_bytes for slot_class in self._classes)
+
+    @property
+    def withdrawn_bytes(self) -> int:
+        """Bytes of slots whose memory was given back, because the process was short of it."""
+        return sum(len(slot_class.withdrawn) * slot_class.expert_bytes for slot_class in self._classes)
+
+    @property
+    def idle_bytes(self) -> int:
+        """Bytes of slots that no expert is in."""
+        return sum(len(slot_class.free) * slot_class.expert_bytes for slot_class in self._classes)
 
     @property
     def holds_everything(self) -> bool:
@@ -183,7 +213,7 @@ class ExpertCache:
     @property
     def stats(self) -> ExpertStats:
         """Counters since the start."""
-        return ExpertStats(self._hits, self._misses, self._read_bytes, self._evictions)
+        return ExpertStats(self._hits, self._misses, self._read_bytes, self._evictions, self._shrinks, self.capacity_bytes)
 
     def capacity(self, layer: int) -> int:
         """The most experts of `layer` that can be resident at once."""
@@ -220,10 +250,12 @@ class ExpertCache:
         """
         reading, self._reading = self._reading, None
         if reading is None:
+            self._look_at_memory()
             slot_class, row = self._place[layer]
             self.ensure(layer, expert_ids[: slot_class.room(row)])
             return
         assert reading.layer == layer, "a layer whose reads have begun is brought in before another"
+        self._look_at_memory()  # the slots that are being filled are in no table yet, so they cannot be taken
         self._install(reading)
         self._misses += len(reading.expert_ids)
 
@@ -231,11 +263,48 @@ class ExpertCache:
         """A forward pass begins: from now on uses are newer. What an interrupted one was reading is waited for."""
         self.clock += 1
         self._settle()
+        self._look_at_memory()
 
     def _settle(self) -> None:
         if self._reading is not None:
             reading, self._reading = self._reading, None
             self._install(reading)
+
+    def _look_at_memory(self) -> None:
+        """Nothing may be computing: an expert whose slot is given back would become zeros under a kernel's hands."""
+        change = 0 if self._watch is None else self._watch.advise(self.idle_bytes, self.withdrawn_bytes)
+        if change < 0:
+            self.shrink(-change)
+        elif change > 0:
+            self.grow(change)
+
+    def shrink(self, n_bytes: int) -> int:
+        """Give memory back, n_bytes or somewhat more, down to the floor; returns how much. Not while experts are being computed.
+
+        Every size of expert gives its share. Slots that are being filled stay. Needs `arena.can_give_back`.
+        """
+        before = self.capacity_bytes
+        spare = [max(0, self._n_spare(slot_class)) for slot_class in self._classes]
+        total = sum(count * slot_class.expert_bytes for count, slot_class in zip(spare, self._classes, strict=True))
+        for count, slot_class in zip(spare, self._classes, strict=True):
+            wanted = -(-count * n_bytes // total) if n_bytes < total else count
+            self._evictions += slot_class.withdraw(wanted, int(self.clock[0]))
+        given = before - self.capacity_bytes
+        self._shrinks += given > 0
+        return given
+
+    def _n_spare(self, slot_class: _SlotClass) -> int:
+        """Slots above what one token and the pinned experts need."""
+        pinned = int(np.count_nonzero(slot_class.pinned))
+        return slot_class.n_slots - pinned - min(self._experts_per_tok, slot_class.stamps.size - pinned)
+
+    def grow(self, n_bytes: int) -> int:
+        """Take back up to n_bytes of what `shrink` gave away, in whole slots; returns how much."""
+        before, withdrawn = self.capacity_bytes, self.withdrawn_bytes
+        for slot_class in self._classes:
+            share = len(slot_class.withdrawn) * n_bytes // withdrawn if n_bytes < withdrawn else len(slot_class.withdrawn)
+            slot_class.restore(share)
+        return self.capacity_bytes - before
 
     def end_pass(self, routed: Mapping[int, np.ndarray]) -> None:
         """A forward pass has ended. routed: by layer, the experts of each token, int64 (T, K)."""
@@ -325,6 +394,7 @@ class ExpertCache:
         are absent.
         """
         self._settle()
+        self._look_at_memory()
         begun: set[Expert] = set()
         with ExitStack() as reading:  # each is waited for, whatever happens to the others
             for layer, expert in wanted:
@@ -430,3 +500,12 @@ def _divide(store: Sizes, budget_bytes: int, num_experts_per_tok: int) -> list[i
         slots[i] += more
         left -= more * sizes[i]
     return slots
+
+
+def _runs(numbers: list[int]) -> Iterator[tuple[int, int]]:
+    """Ascending numbers as ranges (first, stop) without gaps."""
+    start = 0
+    for i in range(1, len(numbers) + 1):
+        if i == len(numbers) or numbers[i] != numbers[i - 1] + 1:
+            yield numbers[start], numbers[i - 1] + 1
+            start = i

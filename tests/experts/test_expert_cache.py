@@ -124,6 +124,30 @@ class CacheMachine(RuleBasedStateMachine):
             order.pop(0)
             self.evictions += 1
 
+    @rule(n_bytes=st.integers(1, E * sum(SIZES.values())))
+    def shrink(self, n_bytes):
+        """Down to the floor, what was used longest ago first, free slots before that; the memory is gone."""
+        before, spare = self.slots(), self.cache.capacity_bytes - K * (4096 + 8192)
+        given = self.cache.shrink(n_bytes)
+        assert min(n_bytes, spare) <= given < n_bytes + 4096 + 8192
+        assert given == sum(size * (before[size] - count) for size, count in self.slots().items())
+        for slot_class in self.cache._classes:
+            assert slot_class.n_slots >= K and not slot_class.memory[slot_class.withdrawn].any()
+            order = self.order[slot_class.expert_bytes]
+            while len(order) > slot_class.n_slots:
+                order.pop(0)
+                self.evictions += 1
+
+    @rule(n_bytes=st.integers(1, E * sum(SIZES.values())))
+    def grow(self, n_bytes):
+        before, withdrawn = self.cache.capacity_bytes, self.cache.withdrawn_bytes
+        grown = self.cache.grow(n_bytes)
+        assert min(n_bytes, withdrawn) - 4096 - 8192 < grown <= n_bytes and self.cache.capacity_bytes == before + grown
+        assert self.cache.withdrawn_bytes == withdrawn - grown
+
+    def slots(self):
+        return {slot_class.expert_bytes: slot_class.n_slots for slot_class in self.cache._classes}
+
     @invariant()
     def same_residents_and_bytes(self):
         if not hasattr(self, "cache"):
