@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner, Result
 from colibri_cli.app import main
 from colibri_cli.errors import FAILED, USAGE
-from colibri_cli.expert_map import COLOURS, RAMP, ExpertMap, draw
+from colibri_cli.expert_map import RAMP, ExpertMap, draw
 from colibri_cli.expert_page import page
 from colibri_cli.paths import Home
 from colibri_cli.services import Services
@@ -224,8 +224,9 @@ def test_colours_only_where_they_can_be_seen() -> None:
     usage = ExpertUsage({3: np.array([9.0, 1, 1, 1, 0])}, 12.0)
     shown = ExpertMap("m", "x", usage, frozenset([(3, 1)]), 100, frozenset([(3, 0), (3, 1)]))
     coloured = drawn(shown, 80, "truecolor")[1]
-    red, green, blue = (int(COLOURS[8][at : at + 2], 16) for at in (1, 3, 5))
-    assert f"\x1b[30;48;2;{red};{green};{blue}mx  \x1b[0m" in coloured and "P  " in coloured
+    cells = re.findall(r"\x1b\[(3[07]);(48;[0-9;]+)m(.  )\x1b\[0m", coloured)
+    assert [(ink, mark) for ink, _, mark in cells] == [("30", "x  "), ("37", "P  "), *[("37", "   ")] * 3]
+    assert len({colour for _, colour, _ in cells}) == 3 and cells[1][1] == cells[2][1]
     plain = drawn(shown, 80)
     for lines in (drawn(shown, 80, "standard"), drawn(shown, 80, "truecolor", no_color=True)):
         assert [re.sub(r"\x1b\[[0-9;]*m", "", line) for line in lines] == plain
