@@ -246,12 +246,13 @@ class Engine:
     @property
     def notices(self) -> tuple[str, ...]:
         """What happened since the model was opened that a user should know, a sentence each."""
+        usage = self.usage.notices if self.usage is not None else ()
         experts = self.experts
         if experts is None or not experts.stats.shrinks:
-            return ()
+            return usage
         times = "once" if experts.stats.shrinks == 1 else f"{experts.stats.shrinks} times"
         now, planned = size_text(experts.capacity_bytes), size_text(experts.capacity_bytes + experts.withdrawn_bytes)
-        return (f"memory ran short: the expert cache gave some back {times} and has {now} of {planned} now",)
+        return (f"memory ran short: the expert cache gave some back {times} and has {now} of {planned} now", *usage)
 
     @property
     def end_ids(self) -> frozenset[int]:
