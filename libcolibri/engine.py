@@ -32,7 +32,7 @@ from .models.registry import parse_config
 from .session import Session
 from .stats import ExpertStats
 from .turn_lock import TurnLock
-from .usage_history import UsageHistory
+from .usage_history import UsageHistory, history_file
 
 PREFILL_CHUNK_TOK = 128  # long enough for the kernels, short enough to cancel soon
 STREAMING_CHUNK_TOK = 512  # where experts are read anew for every chunk; such a pass can be cancelled at every layer
@@ -150,8 +150,9 @@ class Engine:
         prefill_chunk    prompt tokens of one pass; None: 128, up to 512 where experts are streamed and there is memory for it
         expert_policy    which expert leaves a full cache first: "auto", or a name of eviction.POLICIES
         trace            file to write, anew: which experts each pass used (expert_trace.py); nothing for a dense model
-        usage_history    file that remembers how often each expert was used (usage_history.py); what it knows comes into memory first: with
-                         `preload` before this returns, else between the passes. It never fails: see `remarks`
+        usage_history    file that remembers how often each expert was used (usage_history.py), or a folder with such a file for each model;
+                         what it knows comes into memory first: with `preload` before this returns, else between the passes. It never
+                         fails: see `remarks`
         pin              experts (layer, expert) that never leave memory once they are there; they come in before all others
         verify_experts   compare every expert that is read with its checksum; a wrong one is read again, then refused
         parts            replacements for tests
@@ -183,7 +184,7 @@ class Engine:
             raise
         return engine
 
-    def _load(self, on_progress: Progress | None, options: "_ExpertOptions") -> None:
+    def _load(self, on_progress: Progress | None, options: _ExpertOptions) -> None:
         with ThreadPoolExecutor(1) as pool:  # a vocabulary takes as long to parse as the weights to read
             loading = pool.submit(self._load_tokenizer)
             weights = load_weights(self.path, self.manifest, self.config, on_progress)
@@ -204,7 +205,7 @@ class Engine:
             self.warmer = CacheWarmer(self._lock, self.experts, first)
             self._closing.callback(self.warmer.stop)
 
-    def _open_experts(self, on_progress: Progress | None, options: "_ExpertOptions") -> list[Expert]:
+    def _open_experts(self, on_progress: Progress | None, options: _ExpertOptions) -> list[Expert]:
         """Make the expert cache; returns who should come into it first."""
         # The system's copy of the files is a welcome second cache while all of it fits into what is left, and a burden otherwise.
         beyond_memory = self.plan.experts_total > self.plan.free
@@ -212,7 +213,7 @@ class Engine:
         self._closing.callback(store.close)
         trace = None if options.trace is None else self._closing.enter_context(_open_trace(Path(options.trace), store))
         if options.usage_history is not None:
-            self.usage = UsageHistory(options.usage_history, self.fingerprint, store.num_experts)
+            self.usage = UsageHistory(history_file(options.usage_history, self.fingerprint), self.fingerprint, store.num_experts)
             self._closing.callback(self.usage.save)
         per_token = self.config.num_experts_per_tok
         watch = MemoryWatch() if can_give_back() else None

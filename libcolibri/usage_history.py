@@ -147,6 +147,11 @@ class UsageHistory:
             self._remarks.append(text)
 
 
+def history_file(path: str | Path, fingerprint: str) -> Path:
+    """The history that `path` means for a model: the file itself, or the model's file in a folder that is there."""
+    return Path(path) / f"{fingerprint[:32]}.json" if Path(path).is_dir() else Path(path)
+
+
 def read_usage(path: Path, fingerprint: str, num_experts: Mapping[int, int]) -> tuple[int, ExpertUsage] | None:
     """Tokens recorded, and the uses, for a model with so many experts by layer; None where there is no file.
 

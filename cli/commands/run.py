@@ -47,7 +47,7 @@ def run(ctx: click.Context, model: str, **options: Any) -> None:
     token_ids = parse_token_ids(text) if services.read_manifest(path).tokenizer is None else None
     with ProgressLine(sys.stderr) as progress:
         with progress.waiting(*OPENING):
-            engine = services.open_engine(path, on_progress=progress.report, **engine_arguments(options))
+            engine = services.open_engine(path, on_progress=progress.report, **engine_arguments(options, services.home))
         with closing(engine):
             for line in (engine.plan.line(), *engine.remarks):
                 click.echo(neutralise(line), err=True)
