@@ -4,10 +4,10 @@ Collected where such a group can be made (tests/conftest.py); tests/experts/test
 """
 
 import json
-import os
 import signal
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -63,30 +63,40 @@ def expected(folder):
         return [s.token_id for s in engine.new_session().generate(PROMPT, max_tokens=MAX_TOKENS) if s.token_id is not None]
 
 
-def run_in(group: MemoryGroup, folder: Path, mode: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", PROGRAM, str(folder), str(group.path), group.limit_name, group.usage_name, mode]
-    return subprocess.run(command, preexec_fn=group.join, cwd=ROOT, env=os.environ, capture_output=True, text=True, timeout=120)
+@pytest.fixture(scope="module")
+def runs(folder):
+    """mode -> (exit code, standard output, standard error). They run at the same time: loading takes them longest."""
+    with ExitStack() as groups:
+        started = {}
+        for mode in ("lowered", "watched", "unwatched"):
+            group = groups.enter_context(MemoryGroup(mode))
+            command = [sys.executable, "-c", PROGRAM, str(folder), str(group.path), group.limit_name, group.usage_name, mode]
+            pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+            started[mode] = subprocess.Popen(command, preexec_fn=group.join, cwd=ROOT, **pipes)
+        ended = {mode: process.communicate(timeout=120) for mode, process in started.items()}
+        yield {mode: (started[mode].returncode, *ended[mode]) for mode in started}
 
 
-def test_a_limit_is_lowered_while_generating(folder, expected):
+def facts_of(run: tuple[int, str, str]) -> dict:
+    code, out, errors = run
+    assert code == 0, errors
+    return json.loads(out)
+
+
+def test_a_limit_is_lowered_while_generating(runs, expected):
     """In steps, as a version 1 group refuses a limit below what is in use: the process makes the room for the next."""
-    with MemoryGroup("lowered") as group:
-        run = run_in(group, folder, "lowered")
-    assert run.returncode == 0, run.stderr
-    facts = json.loads(run.stdout)
+    facts = facts_of(runs["lowered"])
     assert facts["tokens"] == expected and facts["shrinks"] > 0
     assert facts["limit"] <= facts["first"] - (29 << 20) and facts["usage"] <= facts["limit"] and facts["now"] < facts["full"]
     assert facts["notices"][0].startswith("memory ran short: the expert cache gave some back")
 
 
-@pytest.mark.parametrize("mode", ["watched", "unwatched"])
-def test_another_program_takes_the_memory(folder, expected, mode):
-    """104 MB are taken where 70 are left. Without the watch the system kills the process, which shows that the pressure is real."""
-    with MemoryGroup(mode) as group:
-        run = run_in(group, folder, mode)
-    if mode == "unwatched":
-        assert run.returncode == -signal.SIGKILL
-        return
-    assert run.returncode == 0, run.stderr
-    facts = json.loads(run.stdout)
+def test_another_program_takes_the_memory(runs, expected):
+    """104 MB are taken where 70 are left."""
+    facts = facts_of(runs["watched"])
     assert facts["tokens"] == expected and facts["shrinks"] > 0 and facts["now"] < facts["full"]
+
+
+def test_the_system_would_kill_it(runs):
+    """The same without the watch, so that the pressure is known to be real."""
+    assert runs["unwatched"][0] == -signal.SIGKILL
