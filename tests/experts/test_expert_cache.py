@@ -108,6 +108,21 @@ class CacheMachine(RuleBasedStateMachine):
         for expert in wanted:
             self.use(layer, expert)
 
+    @rule(wanted=st.lists(st.tuples(st.sampled_from(sorted(SIZES)), st.integers(0, E - 1)), max_size=9), count=st.integers(1, 5))
+    def fill(self, wanted, count):
+        """Free slots only, in the order of wishes."""
+        free = {size: sum(c.n_slots for c in self.cache._classes if c.expert_bytes == size) - len(o) for size, o in self.order.items()}
+        taken: list[tuple[int, int]] = []
+        for layer, expert in wanted:
+            size = SIZES[layer]
+            if len(taken) < count and free[size] and (layer, expert) not in [*self.order[size], *taken]:
+                free[size] -= 1
+                taken.append((layer, expert))
+        self.cache.begin_pass()
+        assert self.cache.fill(iter(wanted), count) == len(taken)
+        for layer, expert in sorted(taken):
+            self.use(layer, expert)
+
     @precondition(lambda self: any(len(order) < E for order in self.order.values()))
     @rule(layer=st.sampled_from(sorted(SIZES)), expert=st.integers(0, E - 1))
     def fail_to_read(self, layer, expert):
