@@ -161,7 +161,8 @@ class ExpertCache:
         wanted = [int(expert) for expert in expert_ids[:room]]
         if wanted:
             slots = self._take_slots(slot_class, row, {int(expert) for expert in busy}, len(wanted))
-            self._reading = _Reading(layer, wanted, slots, self._store.start(layer, wanted, [slot_class.memory[slot] for slot in slots]))
+            reading = self._store.start(layer, wanted, [slot_class.memory[slot] for slot in slots])
+            self._reading = _Reading(layer, wanted, slots, reading.wait)
 
     def bring_in(self, layer: int, expert_ids: Sequence[int] | np.ndarray) -> None:
         """Answer an expert fault: make as many of the missing experts resident as fit, at least one; any other may be evicted.
@@ -239,7 +240,7 @@ class ExpertCache:
 
     def _load(self, layer: int, expert_ids: list[int], slots: list[int]) -> None:
         memory = self._place[layer][0].memory
-        self._install(_Reading(layer, expert_ids, slots, self._store.start(layer, expert_ids, [memory[slot] for slot in slots])))
+        self._install(_Reading(layer, expert_ids, slots, self._store.start(layer, expert_ids, [memory[slot] for slot in slots]).wait))
 
     def _install(self, reading: "_Reading") -> None:
         """Wait for the reads, then enter the experts into the table, stamped with this pass."""
