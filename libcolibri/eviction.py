@@ -33,6 +33,9 @@ class Policy(ABC):
     def note_pass(self, used: np.ndarray, clock: int) -> None:  # noqa: B027  # most policies need the stamps alone
         """Learn which experts a pass used: bool (rows, experts). `clock` is the number of the pass, from 1 up."""
 
+    def remember(self, rates: np.ndarray) -> None:  # noqa: B027  # most policies look at what this run has used
+        """Start from a past: float64 (rows, experts), the share of passes that used each expert. Before the first pass."""
+
     @abstractmethod
     def values(self, stamps: np.ndarray, row: int, clock: int) -> np.ndarray:
         """float64 (rows, experts): what keeping each expert is worth while pass `clock` is at `row`.
@@ -79,6 +82,11 @@ class DecayedFrequency(Policy):
         super().__init__(rows, experts)
         self.half_life = half_life
         self.heat = np.full((rows, experts), -np.inf)
+
+    def remember(self, rates: np.ndarray) -> None:
+        # The score that an expert settles at when every pass uses it with this probability.
+        with np.errstate(divide="ignore"):  # never used: -inf
+            self.heat = np.log2(rates / (1.0 - np.exp2(-1.0 / self.half_life)))
 
     def note_pass(self, used: np.ndarray, clock: int) -> None:
         now = clock / self.half_life

@@ -9,18 +9,24 @@ Sharing: the engine holds one lock during every forward pass, so the cache, its 
 at a time, whatever number of sessions and threads there are. `stats` may be read at any moment.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import chain
+from typing import Protocol
 
 import numpy as np
 
-from .arena import allocate
-from .errors import MemoryBudgetError
+from .arena import allocate, give_back
+from .errors import ConfigError, MemoryBudgetError
 from .eviction import DEFAULT_POLICY, least, make_policy
 from .expert_store import ExpertStore
 from .expert_trace import TraceWriter
+from .memory_watch import MemoryWatch
 from .stats import ExpertStats
+from .usage_history import UsageHistory
 
+Expert = tuple[int, int]  # layer, expert
 Progress = Callable[[str, int, int], None]  # what, bytes done, bytes in all
 _PRELOAD_READS = 8  # experts per read call while preloading: enough to keep the drive busy, few enough for a live progress line
 
@@ -35,18 +41,43 @@ class _SlotClass:
         self.base = self.memory.ctypes.data
         self.addresses = np.zeros((len(layers), num_experts), np.int64)  # 0: not resident
         self.stamps = np.zeros((len(layers), num_experts), np.int64)  # clock of the last use
+        self.pinned = np.zeros((len(layers), num_experts), bool)
         self.free = list(range(n_slots - 1, -1, -1))
+        self.withdrawn: list[int] = []  # slots without memory: neither free nor in the table
 
     @property
     def n_slots(self) -> int:
-        return len(self.memory)
+        """Slots that have memory, or may take it."""
+        return len(self.memory) - len(self.withdrawn)
+
+    def withdraw(self, count: int, clock: int) -> int:
+        """Give up to `count` slots' memory back, free ones first, then those of least value between two passes; returns experts evicted."""
+        slots = [self.free.pop(0) for _ in range(min(count, len(self.free)))]  # the first have most likely never been filled
+        evicted = min(count - len(slots), int(np.count_nonzero((self.addresses != 0) & ~self.pinned)))
+        if evicted:
+            nobody = np.zeros(self.addresses.shape, bool)
+            slots += [self.release(*victim) for victim in self.victims(evicted, len(self.layers) - 1, nobody, clock)]
+        for first, stop in _runs(sorted(slots)):
+            give_back(self.memory[first:stop])
+        self.withdrawn += slots
+        return evicted
+
+    def restore(self, count: int) -> None:
+        """Let `count` withdrawn slots take memory again."""
+        self.free += [self.withdrawn.pop() for _ in range(count)]
+
+    def room(self, row: int, kept: Sequence[int] | np.ndarray = ()) -> int:
+        """Slots that are free or can be had, when the `kept` experts of `row` and the pinned ones stay."""
+        stay = self.pinned.copy()
+        stay[row, kept] = True
+        return self.n_slots - int(np.count_nonzero(stay & (self.addresses != 0)))
 
     def victims(self, count: int, row: int, protected: np.ndarray, clock: int) -> list[tuple[int, int]]:
         """The `count` unprotected resident (row, expert) of least value while a pass is at `row`; of equals the lower layer and expert.
 
-        There must be as many.
+        Pinned ones never go. There must be as many (`room`).
         """
-        values = np.where((self.addresses != 0) & ~protected, self.policy.values(self.stamps, row, clock), np.inf)
+        values = np.where((self.addresses != 0) & ~protected & ~self.pinned, self.policy.values(self.stamps, row, clock), np.inf)
         return [divmod(int(at), self.stamps.shape[1]) for at in least(values, count)]
 
     def note_pass(self, routed: Mapping[int, np.ndarray], clock: int) -> None:
@@ -95,35 +126,84 @@ class ExpertCache:
     budget_bytes          upper bound of all slots together; more than all experts need is not taken
     num_experts_per_tok   experts that one token needs at once in a layer
     policy                name of an eviction policy
-    trace                 every pass is written to it; it is closed by whoever opened it
+    trace, usage          are told of every pass; they are closed by whoever opened them
+    watch                 looked at between passes and at expert faults: says when to give memory back
 
+    What `usage` knows already is taken as the past: an eviction policy that counts uses starts from it.
     Raises MemoryBudgetError below `floor_bytes`, ConfigError for an unknown policy.
     """
 
     def __init__(
         self, store: ExpertStore, budget_bytes: int, num_experts_per_tok: int, *, policy: str = DEFAULT_POLICY,
-        trace: TraceWriter | None = None,
+        trace: TraceWriter | None = None, usage: UsageHistory | None = None, watch: MemoryWatch | None = None,
     ):  # fmt: skip
-        self._store, self._policy, self._trace = store, policy, trace
+        self._store, self._policy, self._trace, self._usage, self._watch = store, policy, trace, usage, watch
         self.clock = np.zeros(1, np.int64)  # passes so far, int64 (1,): native code stamps what it uses with it
-        self._hits = self._misses = self._read_bytes = self._evictions = 0
+        self._hits = self._misses = self._read_bytes = self._evictions = self._shrinks = 0
         self._reading: _Reading | None = None
         check_floor(budget_bytes, store.expert_bytes, num_experts_per_tok)
+        self._experts_per_tok = num_experts_per_tok
         slots = _divide(store, budget_bytes, num_experts_per_tok)
         self._classes: list[_SlotClass] = []
         self._place: dict[int, tuple[_SlotClass, int]] = {}
         for (size, layers), n_slots in zip(_classes(store), slots, strict=True):
             self._add_class(size, layers, n_slots)
+        if usage is not None:
+            self._remember(usage.rates())
 
     def _add_class(self, size: int, layers: list[int], n_slots: int) -> None:
         slot_class = _SlotClass(layers, max(self._store.num_experts[layer] for layer in layers), size, n_slots, self._policy)
         self._classes.append(slot_class)
         self._place |= {layer: (slot_class, row) for row, layer in enumerate(layers)}
 
+    def _remember(self, rates: Mapping[int, np.ndarray]) -> None:
+        for slot_class in self._classes:
+            past = np.zeros(slot_class.stamps.shape)
+            for row, layer in enumerate(slot_class.layers):
+                past[row, : len(rates[layer])] = rates[layer]
+            slot_class.policy.remember(past)
+
+    @property
+    def pinned(self) -> frozenset[Expert]:
+        """The experts that never leave once they are resident."""
+        return frozenset((c.layers[row], expert) for c in self._classes for row, expert in np.argwhere(c.pinned).tolist())
+
+    def pin(self, experts: Iterable[Expert]) -> None:
+        """From now on these (layer, expert), and no others, are never evicted. They come in as others do: preloaded, warmed or asked for.
+
+        Between passes only. Raises ConfigError for an expert that the model does not have, MemoryBudgetError when the slots that are left
+        would not hold the experts of one token; then nothing has changed.
+        """
+        pins = set(experts)
+        check_pins(pins, self._store.num_experts)
+        for slot_class in self._classes:
+            own = sum(layer in slot_class.layers for layer, _ in pins)
+            total = sum(self._store.num_experts[layer] for layer in slot_class.layers)
+            if slot_class.n_slots - own < min(self._experts_per_tok, total - own):
+                raise MemoryBudgetError(
+                    f"{own} pinned experts leave {max(0, slot_class.n_slots - own)} of the expert cache's {slot_class.n_slots} slots, "
+                    f"one token needs {self._experts_per_tok}: pin fewer, or raise --expert-cache"
+                )
+        for slot_class in self._classes:
+            slot_class.pinned[:] = False
+        for layer, expert in pins:
+            slot_class, row = self._place[layer]
+            slot_class.pinned[row, expert] = True
+
     @property
     def capacity_bytes(self) -> int:
-        """Bytes of all slots."""
-        return sum(slot_class.memory.nbytes for slot_class in self._classes)
+        """Bytes of all slots, without those whose memory was given back."""
+        return sum(slot_class.n_slots * slot_class.expert_bytes for slot_class in self._classes)
+
+    @property
+    def withdrawn_bytes(self) -> int:
+        """Bytes of slots whose memory was given back, because the process was short of it."""
+        return sum(len(slot_class.withdrawn) * slot_class.expert_bytes for slot_class in self._classes)
+
+    @property
+    def idle_bytes(self) -> int:
+        """Bytes of slots that no expert is in."""
+        return sum(len(slot_class.free) * slot_class.expert_bytes for slot_class in self._classes)
 
     @property
     def holds_everything(self) -> bool:
@@ -133,7 +213,7 @@ class ExpertCache:
     @property
     def stats(self) -> ExpertStats:
         """Counters since the start."""
-        return ExpertStats(self._hits, self._misses, self._read_bytes, self._evictions)
+        return ExpertStats(self._hits, self._misses, self._read_bytes, self._evictions, self._shrinks, self.capacity_bytes)
 
     def capacity(self, layer: int) -> int:
         """The most experts of `layer` that can be resident at once."""
@@ -157,12 +237,10 @@ class ExpertCache:
         """
         assert self._reading is None, "one layer is computed at a time"
         slot_class, row = self._place[layer]
-        room = slot_class.n_slots - len(busy)
-        wanted = [int(expert) for expert in expert_ids[:room]]
+        wanted = [int(expert) for expert in expert_ids[: slot_class.room(row, busy)]]
         if wanted:
             slots = self._take_slots(slot_class, row, {int(expert) for expert in busy}, len(wanted))
-            reading = self._store.start(layer, wanted, [slot_class.memory[slot] for slot in slots])
-            self._reading = _Reading(layer, wanted, slots, reading.wait)
+            self._reading = self._start(layer, wanted, slots)
 
     def bring_in(self, layer: int, expert_ids: Sequence[int] | np.ndarray) -> None:
         """Answer an expert fault: make as many of the missing experts resident as fit, at least one; any other may be evicted.
@@ -172,18 +250,61 @@ class ExpertCache:
         """
         reading, self._reading = self._reading, None
         if reading is None:
-            self.ensure(layer, expert_ids[: self.capacity(layer)])
+            self._look_at_memory()
+            slot_class, row = self._place[layer]
+            self.ensure(layer, expert_ids[: slot_class.room(row)])
             return
         assert reading.layer == layer, "a layer whose reads have begun is brought in before another"
+        self._look_at_memory()  # the slots that are being filled are in no table yet, so they cannot be taken
         self._install(reading)
         self._misses += len(reading.expert_ids)
 
     def begin_pass(self) -> None:
         """A forward pass begins: from now on uses are newer. What an interrupted one was reading is waited for."""
         self.clock += 1
+        self._settle()
+        self._look_at_memory()
+
+    def _settle(self) -> None:
         if self._reading is not None:
             reading, self._reading = self._reading, None
             self._install(reading)
+
+    def _look_at_memory(self) -> None:
+        """Nothing may be computing: an expert whose slot is given back would become zeros under a kernel's hands."""
+        change = 0 if self._watch is None else self._watch.advise(self.idle_bytes, self.withdrawn_bytes)
+        if change < 0:
+            self.shrink(-change)
+        elif change > 0:
+            self.grow(change)
+
+    def shrink(self, n_bytes: int) -> int:
+        """Give memory back, n_bytes or somewhat more, down to the floor; returns how much. Not while experts are being computed.
+
+        Every size of expert gives its share. Slots that are being filled stay. Needs `arena.can_give_back`.
+        """
+        before = self.capacity_bytes
+        spare = [max(0, self._n_spare(slot_class)) for slot_class in self._classes]
+        total = sum(count * slot_class.expert_bytes for count, slot_class in zip(spare, self._classes, strict=True))
+        for count, slot_class in zip(spare, self._classes, strict=True):
+            wanted = -(-count * n_bytes // total) if n_bytes < total else count
+            self._evictions += slot_class.withdraw(wanted, int(self.clock[0]))
+        given = before - self.capacity_bytes
+        self._shrinks += given > 0
+        return given
+
+    def _n_spare(self, slot_class: _SlotClass) -> int:
+        """Slots above what one token and the pinned experts need."""
+        pinned = int(np.count_nonzero(slot_class.pinned))
+        return slot_class.n_slots - pinned - min(self._experts_per_tok, slot_class.stamps.size - pinned)
+
+    def grow(self, n_bytes: int) -> int:
+        """Take back up to n_bytes of what `shrink` gave away, in whole slots; returns how much."""
+        before, withdrawn = self.capacity_bytes, self.withdrawn_bytes
+        for slot_class in self._classes:
+            share = len(slot_class.withdrawn) * n_bytes // withdrawn if n_bytes < withdrawn else len(slot_class.withdrawn)
+            slot_class.restore(share)
+        return self.capacity_bytes - before
 
     def end_pass(self, routed: Mapping[int, np.ndarray]) -> None:
         """A forward pass has ended. routed: by layer, the experts of each token, int64 (T, K)."""
@@ -192,6 +313,8 @@ class ExpertCache:
         if self._trace is not None:
             layers = sorted(routed)
             self._trace.add(len(routed[layers[0]]), [routed[layer] for layer in layers])
+        if self._usage is not None:
+            self._usage.note_pass(routed)
 
     def resident(self, layer: int) -> list[int]:
         """The experts of `layer` that are in memory."""
@@ -219,9 +342,10 @@ class ExpertCache:
         self.touch(layer, [expert for expert in wanted if table[expert] != 0])
         if missing:
             kept = {*wanted, *(int(expert) for expert in protect if table[int(expert)] != 0)}
-            if len(kept) > self.capacity(layer):
+            if len(missing) > slot_class.room(row, sorted(kept)):
+                holds = min(self.capacity(layer), slot_class.room(row))
                 raise MemoryBudgetError(
-                    f"layer {layer}: {len(kept)} experts are needed at once, the expert cache holds {self.capacity(layer)}: "
+                    f"layer {layer}: {len(kept)} experts are needed at once, the expert cache holds {holds}: "
                     "raise --expert-cache"
                 )
             self._load(layer, missing, self._take_slots(slot_class, row, kept, len(missing)))
@@ -239,8 +363,16 @@ class ExpertCache:
         return [slot_class.free.pop() for _ in range(count)]
 
     def _load(self, layer: int, expert_ids: list[int], slots: list[int]) -> None:
-        memory = self._place[layer][0].memory
-        self._install(_Reading(layer, expert_ids, slots, self._store.start(layer, expert_ids, [memory[slot] for slot in slots]).wait))
+        self._install(self._start(layer, expert_ids, slots))
+
+    def _start(self, layer: int, expert_ids: list[int], slots: list[int]) -> _Reading:
+        slot_class, _ = self._place[layer]
+        try:
+            reading = self._store.start(layer, expert_ids, [slot_class.memory[slot] for slot in slots])
+        except BaseException:
+            slot_class.free.extend(reversed(slots))
+            raise
+        return _Reading(layer, expert_ids, slots, reading.wait)
 
     def _install(self, reading: "_Reading") -> None:
         """Wait for the reads, then enter the experts into the table, stamped with this pass."""
@@ -255,12 +387,32 @@ class ExpertCache:
         slot_class.stamps[row, reading.expert_ids] = self.clock[0]
         self._read_bytes += len(reading.expert_ids) * slot_class.expert_bytes
 
-    def preload(self, on_progress: Progress | None = None) -> None:
-        """Fill the free slots, expert 0 of every layer, then expert 1, and so on; nothing is evicted. Counts bytes, but no misses.
+    def fill(self, wanted: Iterator[Expert], count: int) -> int:
+        """Read the next `count` of `wanted` that are absent and have a free slot; nothing is evicted. Counts bytes, but no misses.
+
+        Between passes only. Returns how many were read: fewer than `count` when no more will fit. Raises ExpertReadError; then some of them
+        are absent.
+        """
+        self._settle()
+        self._look_at_memory()
+        begun: set[Expert] = set()
+        with ExitStack() as reading:  # each is waited for, whatever happens to the others
+            for layer, expert in wanted:
+                slot_class, row = self._place[layer]
+                if slot_class.free and slot_class.addresses[row, expert] == 0 and (layer, expert) not in begun:
+                    reading.callback(self._install, self._start(layer, [expert], [slot_class.free.pop()]))
+                    begun.add((layer, expert))
+                if len(begun) == count or not any(slot_class.free for slot_class in self._classes):
+                    break
+        return len(begun)
+
+    def preload(self, on_progress: Progress | None = None, first: Iterable[Expert] = ()) -> None:
+        """Fill the free slots; nothing is evicted. Counts bytes, but no misses.
 
         on_progress   called as on_progress("experts", bytes done, bytes in all)
+        first         who comes in before all others; of these expert 0 of every layer, then expert 1, and so on
         """
-        todo = self._preload_plan()
+        todo = self._preload_plan(first)
         done, total = 0, sum(self._store.expert_bytes[layer] * len(experts) for layer, experts in todo.items())
         for layer, experts in todo.items():
             slot_class, _ = self._place[layer]
@@ -271,22 +423,55 @@ class ExpertCache:
                 if on_progress is not None:
                     on_progress("experts", done, total)
 
-    def _preload_plan(self) -> dict[int, list[int]]:
-        """Which absent experts of each layer go into the free slots: equally many of each layer, as near as may be."""
+    def _preload_plan(self, first: Iterable[Expert]) -> dict[int, list[int]]:
+        """Which absent experts of each layer go into the free slots: `first`, then equally many of each layer, as near as may be."""
         plan: dict[int, list[int]] = {layer: [] for layer in self._place}
-        for slot_class in self._classes:
-            pairs = ((expert, row) for expert in range(slot_class.addresses.shape[1]) for row in range(len(slot_class.layers)))
-            absent = [
-                (slot_class.layers[row], expert)
-                for expert, row in pairs
-                if expert < self._store.num_experts[slot_class.layers[row]] and slot_class.addresses[row, expert] == 0
-            ]
-            for layer, expert in absent[: len(slot_class.free)]:
+        left = {id(slot_class): len(slot_class.free) for slot_class in self._classes}
+        for layer, expert in dict.fromkeys(chain(first, in_turn(self._store.num_experts))):
+            slot_class, row = self._place[layer]
+            if left[id(slot_class)] and slot_class.addresses[row, expert] == 0:
+                left[id(slot_class)] -= 1
                 plan[layer].append(expert)
-        return plan
+        return {layer: sorted(experts) for layer, experts in plan.items()}  # the order on the drive: all of them are waited for
 
 
-def _classes(store: ExpertStore) -> list[tuple[int, list[int]]]:
+def in_turn(num_experts: Mapping[int, int]) -> Iterator[Expert]:
+    """Expert 0 of every layer, then expert 1, and so on. num_experts by layer."""
+    for expert in range(max(num_experts.values(), default=0)):
+        yield from ((layer, expert) for layer, count in num_experts.items() if expert < count)
+
+
+def check_pins(pins: Iterable[Expert], num_experts: Mapping[int, int]) -> None:
+    """Raises ConfigError for a (layer, expert) that is not among num_experts, by layer."""
+    for layer, expert in pins:
+        if layer not in num_experts:
+            raise ConfigError(f"pinned layer {layer}: this model has experts in layers {min(num_experts)} to {max(num_experts)} only")
+        if not 0 <= expert < num_experts[layer]:
+            raise ConfigError(f"pinned expert {expert} of layer {layer}: expected 0 to {num_experts[layer] - 1}")
+
+
+def would_hold(sizes: "Sizes", budget_bytes: int, num_experts_per_tok: int, first: Iterable[Expert]) -> set[Expert]:
+    """The experts that a cache of `budget_bytes` holds when it is preloaded with `first`. Raises MemoryBudgetError below `floor_bytes`."""
+    check_floor(budget_bytes, sizes.expert_bytes, num_experts_per_tok)
+    slots = _divide(sizes, budget_bytes, num_experts_per_tok)
+    left = {size: n_slots for (size, _), n_slots in zip(_classes(sizes), slots, strict=True)}
+    held: set[Expert] = set()
+    for layer, expert in dict.fromkeys(chain(first, in_turn(sizes.num_experts))):
+        size = sizes.expert_bytes[layer]
+        if left[size]:
+            left[size] -= 1
+            held.add((layer, expert))
+    return held
+
+
+class Sizes(Protocol):
+    """Bytes of an expert and number of experts, by layer: an ExpertStore, or what stands for one."""
+
+    expert_bytes: dict[int, int]
+    num_experts: dict[int, int]
+
+
+def _classes(store: Sizes) -> list[tuple[int, list[int]]]:
     """(expert_bytes, layers with that size), smallest first."""
     sizes: dict[int, list[int]] = {}
     for layer, size in store.expert_bytes.items():
@@ -294,7 +479,7 @@ def _classes(store: ExpertStore) -> list[tuple[int, list[int]]]:
     return sorted(sizes.items())
 
 
-def _divide(store: ExpertStore, budget_bytes: int, num_experts_per_tok: int) -> list[int]:
+def _divide(store: Sizes, budget_bytes: int, num_experts_per_tok: int) -> list[int]:
     """Slots of each class: in proportion to the bytes of its experts, never under a token's need, and no byte more than the budget.
 
     Every layer is visited once per token, so a class's share of the reads is its share of the experts.
@@ -315,3 +500,12 @@ def _divide(store: ExpertStore, budget_bytes: int, num_experts_per_tok: int) -> 
         slots[i] += more
         left -= more * sizes[i]
     return slots
+
+
+def _runs(numbers: list[int]) -> Iterator[tuple[int, int]]:
+    """Ascending numbers as ranges (first, stop) without gaps."""
+    start = 0
+    for i in range(1, len(numbers) + 1):
+        if i == len(numbers) or numbers[i] != numbers[i - 1] + 1:
+            yield numbers[start], numbers[i - 1] + 1
+            start = i

@@ -4,14 +4,14 @@ In:  a model directory, targets of exactly expert_bytes each
 Out: filled targets; ExpertReadError naming file, layer and expert
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from .drive import Drive
 from .errors import ExpertReadError
-from .file_reader import FileReader
+from .file_reader import FileReader, WrongBytesError
 from .format import Manifest, expert_offsets
 from .parallel_reader import READ_THREADS, ParallelReader, ReadRequest, Reads
 
@@ -21,14 +21,19 @@ class ExpertStore:
 
     drop_page_cache   go around the system's page cache, or ask it to forget its copy after each read: set when the files do not fit into
                       memory beside the cache, where a second copy of what was just read would only push out something needed
+    verify            compare every expert that is read with its checksum in the manifest. Without it, that is done for files that were
+                      written to since they were opened, so that a model that is replaced while it runs cannot make up tokens
 
     Any thread may call any method but `close`; several threads read in parallel.
     """
 
-    def __init__(self, model_dir: Path, manifest: Manifest, *, drop_page_cache: bool = False, threads: int = READ_THREADS):
-        self.drop_page_cache = drop_page_cache
+    def __init__(
+        self, model_dir: Path, manifest: Manifest, *, drop_page_cache: bool = False, verify: bool = False, threads: int = READ_THREADS
+    ):  # fmt: skip
+        self.drop_page_cache, self._verify = drop_page_cache, verify
         self.expert_bytes = {layer: entry.expert_bytes for layer, entry in sorted(manifest.experts.items())}
         self.num_experts = {layer: entry.num_experts for layer, entry in sorted(manifest.experts.items())}
+        self._sums = {layer: entry.crc32 for layer, entry in manifest.experts.items()}
         self._offsets = {layer: expert_offsets(model_dir, manifest, layer) for layer in self.expert_bytes}
         self._files: dict[int, FileReader] = {}
         self._reader = ParallelReader([Drive(str(model_dir), threads)])
@@ -56,7 +61,7 @@ class ExpertStore:
         """
         file = self._files[layer]
         requests = [self._request(file, layer, expert, target) for expert, target in zip(expert_ids, targets, strict=True)]
-        return Reading(self, file, requests, self._reader.start(requests, urgent))
+        return Reading(self, requests, self._reader.start(requests, urgent))
 
     def read(self, layer: int, expert_ids: Sequence[int], targets: Sequence[np.ndarray]) -> None:
         """`start`, and wait for it."""
@@ -65,7 +70,35 @@ class ExpertStore:
     def _request(self, file: FileReader, layer: int, expert: int, target: np.ndarray) -> ReadRequest:
         if target.nbytes != self.expert_bytes[layer]:
             raise ValueError(f"a target of {target.nbytes} bytes for an expert of {self.expert_bytes[layer]}")
-        return ReadRequest((file,), self._offsets[layer][expert], target, f"layer {layer} expert {expert}")
+        return ReadRequest((file,), self._offsets[layer][expert], target, f"layer {layer} expert {expert}", self._sums[layer][expert])
+
+    def finish(self, requests: list[ReadRequest], reads: Reads) -> None:
+        """The rest of `Reading.wait`."""
+        failed = reads.wait()
+        bad = {id(request) for request, _ in failed}
+        failed += self._wrong([request for request in requests if id(request) not in bad])
+        for request, error in failed:
+            raise ExpertReadError(_failure_text(request, error)) from error
+        if self.drop_page_cache:
+            self._forget(request for request in requests if not _files(request)[0].direct)
+
+    def _wrong(self, requests: list[ReadRequest]) -> list[tuple[ReadRequest, OSError]]:
+        """Those that have wrong bytes, even when they are read once more; nothing where nobody wants to know."""
+        if not self._verify:
+            requests = [request for request in requests if any(file.changed for file in _files(request))]
+        wrong = self._reader.check(requests)
+        if not wrong:
+            return []
+        again = [request for request, _ in wrong]
+        self._forget(again)  # or the same bytes might be answered from memory
+        failed = self._reader.read(again)
+        bad = {id(request) for request, _ in failed}
+        return failed + self._reader.check([request for request in again if id(request) not in bad])
+
+    def _forget(self, requests: Iterable[ReadRequest]) -> None:
+        for request in requests:
+            for file in _files(request):
+                file.drop_cached(request.offset, request.target.nbytes)
 
     def close(self) -> None:
         """Wait for reads in flight and close the files; readings that have not begun fail."""
@@ -77,27 +110,37 @@ class ExpertStore:
 class Reading:
     """Experts on their way from the drive; made by `ExpertStore.start`."""
 
-    def __init__(self, store: ExpertStore, file: FileReader, requests: list[ReadRequest], reads: Reads):
-        self._store, self._file, self._requests, self._reads = store, file, requests, reads
+    def __init__(self, store: ExpertStore, requests: list[ReadRequest], reads: Reads):
+        self._store, self._requests, self._reads = store, requests, reads
 
     def promote(self) -> None:
         """Make it urgent: somebody will wait for it now."""
         self._reads.promote()
 
     def is_done(self) -> bool:
-        """Whether nothing is left to read, so that `wait` returns, or raises, at once. Does not block."""
+        """Whether nothing is left to read. Does not block."""
         return self._reads.is_done()
 
     def wait(self) -> None:
         """Return when all targets are filled; makes it urgent. No read is in flight after it.
 
-        Raises ExpertReadError when an expert cannot be read, even at a second attempt; then the targets' contents are undefined.
+        Raises ExpertReadError when an expert cannot be read, or is wrong, even at a second attempt; then the targets' contents are
+        undefined.
         """
-        for request, error in self._reads.wait():
-            raise ExpertReadError(
-                f"{self._file.path}: {request.name} cannot be read ({error}), tried twice; check the drive, then copy or convert the model "
-                "again"
-            ) from error
-        if self._store.drop_page_cache and not self._file.direct:
-            for request in self._requests:
-                self._file.drop_cached(request.offset, request.target.nbytes)
+        self._store.finish(self._requests, self._reads)
+
+
+def _files(request: ReadRequest) -> list[FileReader]:
+    return [file for file in request.files if file is not None]
+
+
+def _failure_text(request: ReadRequest, error: OSError) -> str:
+    file = _files(request)[0]
+    if file.changed:
+        advice = "the file was changed while the model was open: copy or convert the model again, then open it anew"
+    elif isinstance(error, WrongBytesError):
+        advice = "`colibri verify` reads the whole model: test the drive and the memory, then copy or convert the model again"
+    else:
+        advice = "check the drive, then copy or convert the model again"
+    verb = "has wrong bytes" if isinstance(error, WrongBytesError) else "cannot be read"
+    return f"{file.path}: {request.name} {verb} ({error}), tried twice; {advice}"

@@ -15,6 +15,10 @@ class ShortReadError(OSError):
     """The file ended before the bytes that were asked for."""
 
 
+class WrongBytesError(OSError):
+    """What was read is not what its checksum says."""
+
+
 class FileReader:
     """One open file, read at offsets by several threads at once.
 
@@ -26,6 +30,7 @@ class FileReader:
         self.path = path
         self.direct = direct and hasattr(os, "O_DIRECT") and hasattr(os, "preadv")
         self._fd = self._open()
+        self._version = self._version_now()
         self._seek_lock = threading.Lock()
 
     def _open(self) -> int:
@@ -39,15 +44,25 @@ class FileReader:
                 self.direct = False
         return os.open(self.path, flags)
 
+    def _version_now(self) -> tuple[int, int]:
+        found = os.fstat(self._fd)
+        return found.st_size, found.st_mtime_ns
+
+    @property
+    def changed(self) -> bool:
+        """Whether the file was written to, or cut, since it was opened: its bytes may be another model's."""
+        return self._version_now() != self._version
+
     def read_into(self, target: memoryview, offset: int) -> None:
         """Fill `target` with the bytes from `offset` on; OSError, or ShortReadError at the end of the file."""
         done = 0
         while done < len(target):
-            count = self._read_some(target[done:], offset + done)
+            count = found = self._read_some(target[done:], offset + done)
+            if self.direct:
+                count -= count % DIRECT_ALIGN  # the next direct read has to begin at an aligned place
+            if count == 0:
+                raise ShortReadError(f"ends at byte {offset + done + found}, {len(target) - done - found} bytes too early")
             done += count
-            # A direct read that ends between two aligned places has met the end of the file.
-            if count == 0 or (self.direct and count % DIRECT_ALIGN):
-                raise ShortReadError(f"ends at byte {offset + done}, {len(target) - done} bytes too early")
 
     def _read_some(self, target: memoryview, offset: int) -> int:
         if hasattr(os, "preadv"):

@@ -12,14 +12,16 @@ import errno
 import threading
 import time
 import weakref
+import zlib
 from collections import deque
 from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
 
 from .drive import Drive
-from .file_reader import FileReader
+from .file_reader import FileReader, WrongBytesError
 
 READ_THREADS = 4
 # One piece keeps a device queue busy; smaller ones let several threads share one large expert.
@@ -30,15 +32,18 @@ _LEAST_WAIT_S = 1e-3
 
 @dataclass(frozen=True, slots=True)
 class ReadRequest:
-    """Fill `target` (uint8, contiguous) from `offset` on; `name` says in errors what the bytes are.
+    """Fill `target` (uint8, contiguous) from `offset` on.
 
     files   the file as each drive of the reader has it, the same bytes at the same place; None: not on that drive
+    name    says in errors what the bytes are
+    crc32   their checksum, for `ParallelReader.check`
     """
 
     files: tuple[FileReader | None, ...]
     offset: int
     target: np.ndarray
     name: str
+    crc32: str = ""
 
 
 class _Piece:
@@ -93,6 +98,7 @@ class ParallelReader:
         self.drives = tuple(drives) if drives is not None else (Drive("", READ_THREADS),)
         self._piece_bytes = piece_bytes
         self._queue = _Queue(self.drives)
+        self._checks = ThreadPoolExecutor(READ_THREADS, thread_name_prefix="colibri-check")  # starts a thread when there is work for it
         # The threads know the queue only, so that a reader that nobody closed and nobody has any more ends them.
         self._finalizer = weakref.finalize(self, self._queue.stop)
         for number, drive in enumerate(self.drives):
@@ -109,10 +115,20 @@ class ParallelReader:
         """Carry out all requests; returns those that failed, once each, with the error. Every read has ended on return."""
         return self.start(requests).wait()
 
+    def check(self, requests: Sequence[ReadRequest]) -> list[tuple[ReadRequest, OSError]]:
+        """The requests whose targets do not have their checksum, with a WrongBytesError; several at once."""
+        sums = self._checks.map(lambda request: f"{zlib.crc32(request.target):08x}", requests)
+        return [
+            (request, WrongBytesError(f"checksum {found}, expected {request.crc32}"))
+            for request, found in zip(requests, sums, strict=True)
+            if found != request.crc32
+        ]
+
     def close(self) -> None:
         """Wait for reads that have begun and end the threads. Pieces that have not begun fail with ECANCELED."""
         self._finalizer()
         self._queue.join()
+        self._checks.shutdown()
 
 
 class _Queue:

@@ -8,22 +8,30 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class ExpertStats:
-    """Counters of an expert cache; a difference of two is what happened between them."""
+    """Counters of an expert cache; a difference of two is what happened between them.
+
+    shrinks         how often the cache gave memory back because the process was short of it
+    capacity_bytes  no counter: bytes of its slots at the end
+    """
 
     hits: int = 0
     misses: int = 0
     read_bytes: int = 0
     evictions: int = 0
+    shrinks: int = 0
+    capacity_bytes: int = 0
 
     def __sub__(self, earlier: "ExpertStats") -> "ExpertStats":
         return ExpertStats(
-            self.hits - earlier.hits, self.misses - earlier.misses, self.read_bytes - earlier.read_bytes, self.evictions - earlier.evictions
-        )
+            self.hits - earlier.hits, self.misses - earlier.misses, self.read_bytes - earlier.read_bytes,
+            self.evictions - earlier.evictions, self.shrinks - earlier.shrinks, self.capacity_bytes,
+        )  # fmt: skip
 
     def __add__(self, other: "ExpertStats") -> "ExpertStats":
         return ExpertStats(
-            self.hits + other.hits, self.misses + other.misses, self.read_bytes + other.read_bytes, self.evictions + other.evictions
-        )
+            self.hits + other.hits, self.misses + other.misses, self.read_bytes + other.read_bytes,
+            self.evictions + other.evictions, self.shrinks + other.shrinks, other.capacity_bytes,
+        )  # fmt: skip
 
     @property
     def hit_rate(self) -> float:
@@ -41,6 +49,8 @@ class GenerationStats:
     prefill_s       time in the forward passes over the prompt, waiting for other sessions not included
     decode_s        time in the forward passes and sampling after the first token
     ttft_s          from the call to the first token, waiting included; 0 before it
+    expert_shrinks         how often the expert cache gave memory back
+    expert_capacity_bytes  the expert cache's size at the end
     """
 
     prompt_tok: int = 0
@@ -53,6 +63,8 @@ class GenerationStats:
     expert_hits: int = 0
     expert_misses: int = 0
     expert_read_bytes: int = 0
+    expert_shrinks: int = 0
+    expert_capacity_bytes: int = 0
 
     @property
     def prefill_tok_s(self) -> float:

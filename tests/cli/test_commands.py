@@ -63,15 +63,35 @@ def test_run_passes_every_option_on(home: Path) -> None:
     engine = FakeEngine("x")
     fakes = FakeServices(engine)
     words = "run -m a-chat-model -p Hi --threads 2 --ctx 512 --no-prefetch --preload --temp 0.5 --top-k 7 --top-p 0.9 --min-p 0.1"
-    words += " --repeat-penalty 1.1 --seed 3 -n 9 --stop END --stop STOP --expert-cache"
+    words += " --verify-experts --repeat-penalty 1.1 --seed 3 -n 9 --stop END --stop STOP --expert-cache"
     for given, expected in (("6GB", "6GB"), ("12", 12), ("auto", "auto"), ("512MiB", "512MiB"), ("1.5g", "1.5g")):
         engine.replies.append("x")
         invoke(main, [*words.split(), given], fakes, home)
         options = {"threads": 2, "context_length": 512, "expert_cache": expected, "preload": True, "prefetch": False}
+        options |= {"verify_experts": True, "usage_history": home / "usage"}
         assert fakes.opened[-1] == (home / "models" / "a-chat-model", options)
     sampling, max_tokens, stop = engine.samplings[0]
     assert vars(sampling) == {"temperature": 0.5, "top_k": 7, "top_p": 0.9, "min_p": 0.1, "repetition_penalty": 1.1, "seed": 3}
     assert (max_tokens, stop) == (9, ("END", "STOP"))
+
+
+def test_usage_is_remembered_unless_declined(home: Path) -> None:
+    fakes = FakeServices(FakeEngine("x", "y"))
+    for extra, folder in ([], home / "usage"), (["--no-usage-history"], None):
+        invoke(main, ["run", "-m", "a-chat-model", "-p", "Hi", *extra], fakes, home)
+        assert fakes.opened[-1][1].get("usage_history") == folder
+    assert (home / "usage").is_dir()
+
+
+def test_a_folder_that_cannot_be_made_is_no_error(home: Path) -> None:
+    (home / "usage").write_text("in the way")
+    assert run(home, FakeEngine("x"), "-p", "Hi").exit_code == 0
+
+
+def test_experts_are_pinned(home: Path) -> None:
+    fakes = FakeServices(FakeEngine("x"))
+    invoke(main, ["run", "-m", "a-chat-model", "-p", "Hi", "--pin", "3:17, 3:20-22", "--pin", "0:1"], fakes, home)
+    assert fakes.opened[-1][1]["pin"] == [(3, 17), (3, 20), (3, 21), (3, 22), (0, 1)]
 
 
 def test_run_records_a_trace_and_trace_replays_it(home: Path, tmp_path: Path) -> None:
@@ -173,6 +193,8 @@ def test_closed_streams_lead_nowhere(monkeypatch: pytest.MonkeyPatch, closed: st
         (["-p", "  "], "the prompt is empty"),
         (["-p", "x", "--expert-cache", "lots"], "error: --expert-cache lots: expected auto, a number of experts per layer"),
         (["-p", "x", "--expert-cache", "0"], "error: --expert-cache 0: expected auto"),
+        (["-p", "x", "--pin", "3"], "error: --pin 3: expected LAYER:EXPERT, as in 3:17 or 3:17-20"),
+        (["-p", "x", "--pin", "3:1,2:9-8"], "error: --pin 2:9-8: expected LAYER:EXPERT"),
         (["-p", "x", "--expert-cache", "0GB"], "error: --expert-cache 0GB: expected auto"),
         (["-p", "x", "--temp", "-1"], "error: --temp -1: expected a number from 0 to 100\n"),
         (["-p", "x", "--temp", "nan"], "error: --temp nan: expected a number from 0 to 100\n"),

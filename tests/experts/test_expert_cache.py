@@ -5,12 +5,13 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from libcolibri.errors import ExpertReadError, MemoryBudgetError
-from libcolibri.expert_cache import ExpertCache, floor_bytes
+from libcolibri.errors import ConfigError, ExpertReadError, MemoryBudgetError
+from libcolibri.eviction import DecayedFrequency
+from libcolibri.expert_cache import ExpertCache, floor_bytes, would_hold
 
 SIZES = {0: 4096, 1: 8192, 2: 4096, 4: 8192}
 E, K = 6, 2
@@ -124,6 +125,30 @@ class CacheMachine(RuleBasedStateMachine):
             order.pop(0)
             self.evictions += 1
 
+    @rule(n_bytes=st.integers(1, E * sum(SIZES.values())))
+    def shrink(self, n_bytes):
+        """Down to the floor, what was used longest ago first, free slots before that; the memory is gone."""
+        before, spare = self.slots(), self.cache.capacity_bytes - K * (4096 + 8192)
+        given = self.cache.shrink(n_bytes)
+        assert min(n_bytes, spare) <= given < n_bytes + 4096 + 8192
+        assert given == sum(size * (before[size] - count) for size, count in self.slots().items())
+        for slot_class in self.cache._classes:
+            assert slot_class.n_slots >= K and not slot_class.memory[slot_class.withdrawn].any()
+            order = self.order[slot_class.expert_bytes]
+            while len(order) > slot_class.n_slots:
+                order.pop(0)
+                self.evictions += 1
+
+    @rule(n_bytes=st.integers(1, E * sum(SIZES.values())))
+    def grow(self, n_bytes):
+        before, withdrawn = self.cache.capacity_bytes, self.cache.withdrawn_bytes
+        grown = self.cache.grow(n_bytes)
+        assert min(n_bytes, withdrawn) - 4096 - 8192 < grown <= n_bytes and self.cache.capacity_bytes == before + grown
+        assert self.cache.withdrawn_bytes == withdrawn - grown
+
+    def slots(self):
+        return {slot_class.expert_bytes: slot_class.n_slots for slot_class in self.cache._classes}
+
     @invariant()
     def same_residents_and_bytes(self):
         if not hasattr(self, "cache"):
@@ -213,3 +238,151 @@ def test_budget_is_used_to_the_last_slot(budget):
     assert 0 <= left < 8192
     shares = [cache.capacity(0) / E, cache.capacity(1) / E]
     assert abs(shares[0] - shares[1]) <= 0.5
+
+
+# --- pins, filling, the past
+
+
+def one_size(slots: int, **options) -> ExpertCache:
+    return ExpertCache(FakeStore({0: 4096, 1: 4096}), slots * 4096, K, **options)
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.data())
+def test_pinned_experts_never_leave(data):
+    slots = data.draw(st.integers(K, 2 * E))
+    pairs = st.tuples(st.integers(0, 1), st.integers(0, E - 1))
+    pins = data.draw(st.sets(pairs, max_size=slots - K))
+    cache = one_size(slots)
+    cache.pin(pins)
+    seen: set = set()
+    for layer, wanted, busy in data.draw(st.lists(st.tuples(st.integers(0, 1), st.sets(st.integers(0, E - 1), min_size=1), st.booleans()))):
+        cache.begin_pass()
+        left = set(wanted)
+        while left:  # as the decoder's waves do
+            ready = left & set(cache.resident(layer))
+            cache.touch(layer, sorted(ready))
+            if busy and ready and left - ready:
+                cache.begin(layer, sorted(left - ready), sorted(ready))
+            left -= ready
+            if left:
+                cache.bring_in(layer, np.array(sorted(left)))
+                assert left & set(cache.resident(layer))
+            seen |= {(at, expert) for at in (0, 1) for expert in cache.resident(at)} & pins
+            assert all(expert in cache.resident(at) for at, expert in seen)
+    assert cache.pinned == pins
+
+
+def test_pins_leave_the_floor():
+    cache = one_size(5)
+    cache.pin([(0, 1), (1, 5)])
+    with pytest.raises(MemoryBudgetError, match="4 pinned experts leave 1 of the expert cache's 5 slots, one token needs 2: pin fewer"):
+        cache.pin([(0, 1), (1, 5), (1, 4), (1, 3)])
+    assert cache.pinned == {(0, 1), (1, 5)}
+    for wrong, message in (((2, 0), "pinned layer 2: .* layers 0 to 1 only"), ((0, 6), "pinned expert 6 of layer 0: expected 0 to 5")):
+        with pytest.raises(ConfigError, match=message):
+            cache.pin([wrong])
+    cache.pin([])
+    assert not cache.pinned
+    everything = one_size(2 * E)
+    everything.pin([(layer, expert) for layer in (0, 1) for expert in range(E)])
+    everything.ensure(0, range(E))
+    everything.ensure(1, range(E))
+    assert everything.stats.evictions == 0
+
+
+def test_ensure_says_when_pins_are_in_the_way():
+    cache = one_size(4)
+    cache.pin([(1, 0), (1, 1)])
+    cache.ensure(1, [0, 1])
+    with pytest.raises(MemoryBudgetError, match="3 experts are needed at once, the expert cache holds 2"):
+        cache.ensure(0, [0, 1, 2])
+    cache.ensure(0, [0, 1])
+    assert cache.resident(1) == [0, 1]
+
+
+def test_fill_takes_free_slots_only():
+    cache = one_size(5)
+    cache.ensure(0, [3])
+    wanted = iter([(0, 3), (1, 2), (1, 2), (0, 0), (0, 1), (1, 0), (1, 1)])
+    assert cache.fill(wanted, 2) == 2 and (cache.resident(0), cache.resident(1)) == ([0, 3], [2])
+    assert cache.fill(wanted, 5) == 2 and cache.fill(wanted, 1) == 0
+    assert (cache.resident(0), cache.resident(1)) == ([0, 1, 3], [0, 2])
+    assert (cache.stats.misses, cache.stats.evictions, cache.stats.read_bytes) == (1, 0, 5 * 4096)
+
+
+def test_fill_waits_for_what_an_interrupted_pass_was_reading():
+    cache = one_size(4)
+    cache.ensure(0, [0])
+    cache.begin(0, [1, 2], [0])  # and the pass is cancelled
+    assert cache.fill(iter([(0, 1), (0, 2), (0, 3)]), 3) == 1
+    assert cache.resident(0) == [0, 1, 2, 3] and cache.stats.read_bytes == 4 * 4096
+
+
+@pytest.mark.parametrize("broken", ["read", "start"])
+def test_a_failed_fill_gives_its_slots_back(broken):
+    cache = one_size(4)
+    store, start = cache._store, cache._store.start
+
+    def refuse(*arguments):
+        raise ExpertReadError("no thread")
+
+    if broken == "start":
+        store.start = refuse
+    store.fail = True
+    with pytest.raises(ExpertReadError):
+        cache.fill(iter([(0, 0), (1, 1), (0, 2)]), 3)
+    store.fail, store.start = False, start
+    assert cache.resident(0) == cache.resident(1) == []
+    cache.ensure(0, [0, 1, 2, 3])
+    assert cache.stats.evictions == 0
+
+
+def test_preload_takes_the_first_first():
+    cache = one_size(5)
+    cache.preload(first=[(1, 5), (0, 4), (1, 5), (1, 3)])
+    assert (cache.resident(0), cache.resident(1)) == ([0, 4], [0, 3, 5])
+    mixed, store = ExpertCache(FakeStore(), 4 * 4096 + 3 * 8192, K), FakeStore()
+    first = [(1, 5), (4, 4), (1, 3), (4, 2), (0, 5)]  # more of the large ones than there are slots
+    mixed.preload(first=first)
+    held = {(layer, expert) for layer in SIZES for expert in mixed.resident(layer)}
+    assert held == would_hold(store, 4 * 4096 + 3 * 8192, K, first) == {(1, 5), (4, 4), (1, 3), (0, 5), (0, 0), (2, 0), (0, 1)}
+    with pytest.raises(MemoryBudgetError, match="cannot hold"):
+        would_hold(store, 4096, K, first)
+
+
+class Past:
+    """A usage history that knows rates."""
+
+    def __init__(self, **rates):
+        self._rates, self.passes = rates, []
+
+    def rates(self):
+        return {int(layer[1:]): np.array(rates) for layer, rates in self._rates.items()}
+
+    def note_pass(self, routed):
+        self.passes.append({layer: ids.tolist() for layer, ids in routed.items()})
+
+
+def test_what_was_hot_in_the_past_stays_longest():
+    past = Past(l0=[0.9, 0.05, 0, 0, 0, 0], l1=[0.5, 0.02, 0, 0, 0, 0])
+    cache = one_size(4, usage=past)
+    cache.fill(iter([(0, 0), (0, 1), (1, 0), (1, 1)]), 4)
+    cache.begin_pass()
+    cache.ensure(0, [5])
+    assert (cache.resident(0), cache.resident(1)) == ([0, 1, 5], [0])
+    cache.end_pass({0: np.array([[5]]), 1: np.array([[0]])})
+    assert past.passes == [{0: [[5]], 1: [[0]]}]
+    cache.begin_pass()
+    cache.ensure(1, [3])
+    assert (cache.resident(0), cache.resident(1)) == ([0, 5], [0, 3])  # a use just now counts more than one in twenty
+
+
+def test_a_remembered_score_is_where_a_run_would_settle():
+    policy, past = DecayedFrequency(1, 3), DecayedFrequency(1, 3)
+    for clock in range(1, 400):
+        policy.note_pass(np.array([[True, clock % 2 == 0, clock % 4 == 0]]), clock)
+    past.remember(np.array([[1.0, 0.5, 0.25]]))
+    assert np.abs(policy.heat - 399 / policy.half_life - past.heat).max() < 0.3
+    past.remember(np.zeros((1, 3)))
+    assert np.isneginf(past.heat).all()
