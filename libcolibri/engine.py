@@ -254,7 +254,7 @@ class Engine:
             times = "once" if count == 1 else f"{count} times"
             now, planned = size_text(experts.capacity_bytes), size_text(experts.capacity_bytes + experts.withdrawn_bytes)
             found.append(f"memory ran short: the expert cache gave some back {times} and has {now} of {planned} now")
-        return tuple(found)
+        return (*found, *(self.usage.notices if self.usage is not None else ()))
 
     @property
     def end_ids(self) -> frozenset[int]:
