@@ -368,11 +368,11 @@ class ExpertCache:
     def _start(self, layer: int, expert_ids: list[int], slots: list[int]) -> _Reading:
         slot_class, _ = self._place[layer]
         try:
-            wait = self._store.start(layer, expert_ids, [slot_class.memory[slot] for slot in slots])
+            reading = self._store.start(layer, expert_ids, [slot_class.memory[slot] for slot in slots])
         except BaseException:
             slot_class.free.extend(reversed(slots))
             raise
-        return _Reading(layer, expert_ids, slots, wait)
+        return _Reading(layer, expert_ids, slots, reading.wait)
 
     def _install(self, reading: "_Reading") -> None:
         """Wait for the reads, then enter the experts into the table, stamped with this pass."""

@@ -1,6 +1,7 @@
 """The expert cache against a model of it: a list of what was used, oldest first."""
 
 import ctypes
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -26,7 +27,7 @@ class FakeStore:
         self.reads: list[tuple[int, int]] = []
 
     def start(self, layer, expert_ids, targets):
-        return lambda: self.read(layer, expert_ids, targets)
+        return SimpleNamespace(wait=lambda: self.read(layer, expert_ids, targets))
 
     def read(self, layer, expert_ids, targets):
         for expert, target in zip(expert_ids, targets, strict=True):

@@ -2,6 +2,7 @@
 
 import mmap
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -124,7 +125,7 @@ class NumberedStore:
             for expert, target in zip(expert_ids, targets, strict=True):
                 target[:] = expert + 1
 
-        return finish
+        return SimpleNamespace(wait=finish)
 
 
 def test_a_cache_under_pressure_shrinks_at_a_fault_and_grows_again():
