@@ -131,6 +131,7 @@ memory_options = _stack(
     click.option(
         "--trace", type=click.Path(path_type=Path), metavar="FILE", help="Record which experts each pass uses, for `colibri trace`."
     ),
+    click.option("--verify-experts", is_flag=True, help="Compare every expert that is read with its checksum."),
     click.option("--prefetch/--no-prefetch", default=None, help="Accepted for later versions; experts are read on demand so far."),
     click.option("--preload", is_flag=True, help="Fill the expert cache before the first token."),
 )
@@ -206,6 +207,8 @@ def engine_arguments(options: dict[str, Any]) -> dict[str, Any]:
     arguments = {name: options[name] for name in ("threads", "context_length", "expert_cache", "preload") if options.get(name) is not None}
     if options.get("expert_policy", "auto") != "auto":
         arguments["expert_policy"] = options["expert_policy"]
+    if options.get("verify_experts"):
+        arguments["verify_experts"] = True
     if options.get("trace") is not None:
         arguments["trace"] = options["trace"]
     if options.get("prefetch") is not None:

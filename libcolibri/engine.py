@@ -116,6 +116,7 @@ class Engine:
         prefill_chunk: int | None = None,
         expert_policy: str = "auto",
         trace: str | Path | None = None,
+        verify_experts: bool = False,
         parts: Parts | None = None,
     ) -> Self:
         """Load a model directory.
@@ -129,6 +130,7 @@ class Engine:
         prefill_chunk    prompt tokens of one pass; None: 128, up to 512 where experts are streamed and there is memory for it
         expert_policy    which expert leaves a full cache first: "auto", or a name of eviction.POLICIES
         trace            file to write, anew: which experts each pass used (expert_trace.py); nothing for a dense model
+        verify_experts   compare every expert that is read with its checksum; a wrong one is read again, then refused
         parts            replacements for tests
 
         Raises FormatError, ConfigError, MemoryBudgetError, TokenizerError, TemplateError; nothing stays open then.
@@ -150,20 +152,21 @@ class Engine:
             chunk, plan = _longer_chunk(plan, lambda tokens: _plan(manifest, config, parts, budget, context_length, tokens, threads))
         engine = cls(path, manifest, config, plan, threads, chunk, parts)
         try:
-            engine._load(on_progress, preload, DEFAULT_POLICY if expert_policy == "auto" else expert_policy, trace)
+            engine._load(on_progress, preload, DEFAULT_POLICY if expert_policy == "auto" else expert_policy, trace, verify_experts)
         except BaseException:
             engine.close()
             raise
         return engine
 
-    def _load(self, on_progress: Progress | None, preload: bool, policy: str, trace: str | Path | None) -> None:
+    def _load(self, on_progress: Progress | None, preload: bool, policy: str, trace: str | Path | None, verify: bool) -> None:
         with ThreadPoolExecutor(1) as pool:  # a vocabulary takes as long to parse as the weights to read
             loading = pool.submit(self._load_tokenizer)
             weights = load_weights(self.path, self.manifest, self.config, on_progress)
             loading.result()
         if self.config.is_moe:
             # The system's copy of the files is a welcome second cache while all of it fits into what is left, and a burden otherwise.
-            store = ExpertStore(self.path, self.manifest, drop_page_cache=self.plan.experts_total > self.plan.free)
+            beyond_memory = self.plan.experts_total > self.plan.free
+            store = ExpertStore(self.path, self.manifest, drop_page_cache=beyond_memory, verify=verify)
             self._closing.callback(store.close)
             writer = None if trace is None else self._closing.enter_context(_open_trace(Path(trace), store))
             self.experts = ExpertCache(store, self.plan.experts, self.config.num_experts_per_tok, policy=policy, trace=writer)

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from .errors import ExpertReadError
-from .file_reader import FileReader, ParallelReader, ReadRequest, Reads
+from .file_reader import FileReader, ParallelReader, ReadRequest, Reads, WrongBytesError
 from .format import Manifest, expert_offsets
 
 READ_THREADS = 4
@@ -21,14 +21,19 @@ class ExpertStore:
 
     drop_page_cache   go around the system's page cache, or ask it to forget its copy after each read: set when the files do not fit into
                       memory beside the cache, where a second copy of what was just read would only push out something needed
+    verify            compare every expert that is read with its checksum in the manifest. Without it, that is done for files that were
+                      written to since they were opened, so that a model that is replaced while it runs cannot make up tokens
 
     One caller at a time (the engine's forward lock sees to it); several threads read in parallel.
     """
 
-    def __init__(self, model_dir: Path, manifest: Manifest, *, drop_page_cache: bool = False, threads: int = READ_THREADS):
-        self.drop_page_cache = drop_page_cache
+    def __init__(
+        self, model_dir: Path, manifest: Manifest, *, drop_page_cache: bool = False, verify: bool = False, threads: int = READ_THREADS
+    ):  # fmt: skip
+        self.drop_page_cache, self._verify = drop_page_cache, verify
         self.expert_bytes = {layer: entry.expert_bytes for layer, entry in sorted(manifest.experts.items())}
         self.num_experts = {layer: entry.num_experts for layer, entry in sorted(manifest.experts.items())}
+        self._sums = {layer: entry.crc32 for layer, entry in manifest.experts.items()}
         self._offsets = {layer: expert_offsets(model_dir, manifest, layer) for layer in self.expert_bytes}
         self._files: dict[int, FileReader] = {}
         self._reader = ParallelReader(threads)
@@ -63,20 +68,28 @@ class ExpertStore:
         self.start(layer, expert_ids, targets)()
 
     def _finish(self, file: FileReader, requests: list[ReadRequest], reads: Reads) -> None:
-        failed = reads.wait()
+        failed = self._failures(file, requests, reads)
         if failed:
-            failed = self._reader.read([request for request, _ in failed])
+            again = [request for request, _ in failed]
+            self._forget(file, again)  # or the same bytes might be answered from memory
+            failed = self._failures(file, again, self._reader.start(again))
         for request, error in failed:
-            raise ExpertReadError(
-                f"{file.path}: {request.name} cannot be read ({error}), tried twice; check the drive, then copy or convert the model again"
-            ) from error
+            raise ExpertReadError(_failure_text(file, request, error)) from error
         if self.drop_page_cache and not file.direct:
             self._forget(file, requests)
+
+    def _failures(self, file: FileReader, requests: list[ReadRequest], reads: Reads) -> list[tuple[ReadRequest, OSError]]:
+        """Wait; the requests that could not be read, or whose bytes are wrong."""
+        failed = reads.wait()
+        if self._verify or file.changed:
+            bad = {id(request) for request, _ in failed}
+            failed += self._reader.check([request for request in requests if id(request) not in bad])
+        return failed
 
     def _request(self, file: FileReader, layer: int, expert: int, target: np.ndarray) -> ReadRequest:
         if target.nbytes != self.expert_bytes[layer]:
             raise ValueError(f"a target of {target.nbytes} bytes for an expert of {self.expert_bytes[layer]}")
-        return ReadRequest(file, self._offsets[layer][expert], target, f"layer {layer} expert {expert}")
+        return ReadRequest(file, self._offsets[layer][expert], target, f"layer {layer} expert {expert}", self._sums[layer][expert])
 
     def _forget(self, file: FileReader, requests: Iterable[ReadRequest]) -> None:
         for request in requests:
@@ -87,3 +100,14 @@ class ExpertStore:
         self._reader.close()
         for file in self._files.values():
             file.close()
+
+
+def _failure_text(file: FileReader, request: ReadRequest, error: OSError) -> str:
+    if file.changed:
+        advice = "the file was changed while the model was open: copy or convert the model again, then open it anew"
+    elif isinstance(error, WrongBytesError):
+        advice = "`colibri verify` reads the whole model: test the drive and the memory, then copy or convert the model again"
+    else:
+        advice = "check the drive, then copy or convert the model again"
+    verb = "has wrong bytes" if isinstance(error, WrongBytesError) else "cannot be read"
+    return f"{file.path}: {request.name} {verb} ({error}), tried twice; {advice}"

@@ -6,7 +6,8 @@ In: files, offsets, targets. Out: filled targets, or the first OSError. A short 
 import errno
 import os
 import threading
-from collections.abc import Iterable
+import zlib
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,10 @@ class ShortReadError(OSError):
     """The file ended before the bytes that were asked for."""
 
 
+class WrongBytesError(OSError):
+    """What was read is not what its checksum says."""
+
+
 class FileReader:
     """One open file, read at offsets by several threads at once.
 
@@ -33,6 +38,7 @@ class FileReader:
         self.path = path
         self.direct = direct and hasattr(os, "O_DIRECT") and hasattr(os, "preadv")
         self._fd = self._open()
+        self._version = self._version_now()
         self._seek_lock = threading.Lock()
 
     def _open(self) -> int:
@@ -45,6 +51,15 @@ class FileReader:
                     raise
                 self.direct = False
         return os.open(self.path, flags)
+
+    def _version_now(self) -> tuple[int, int]:
+        found = os.fstat(self._fd)
+        return found.st_size, found.st_mtime_ns
+
+    @property
+    def changed(self) -> bool:
+        """Whether the file was written to, or cut, since it was opened: its bytes may be another model's."""
+        return self._version_now() != self._version
 
     def read_into(self, target: memoryview, offset: int) -> None:
         """Fill `target` with the bytes from `offset` on; OSError, or ShortReadError at the end of the file."""
@@ -78,12 +93,17 @@ class FileReader:
 
 @dataclass(frozen=True, slots=True)
 class ReadRequest:
-    """Fill `target` (uint8, contiguous) from `file` at `offset`; `name` says in errors what the bytes are."""
+    """Fill `target` (uint8, contiguous) from `file` at `offset`.
+
+    name    says in errors what the bytes are
+    crc32   their checksum, for `ParallelReader.check`
+    """
 
     file: FileReader
     offset: int
     target: np.ndarray
     name: str
+    crc32: str = ""
 
 
 class ParallelReader:
@@ -100,6 +120,15 @@ class ParallelReader:
     def read(self, requests: Iterable[ReadRequest]) -> list[tuple[ReadRequest, OSError]]:
         """Carry out all requests; returns those that failed, once each, with the error. Every read has ended on return."""
         return self.start(requests).wait()
+
+    def check(self, requests: Sequence[ReadRequest]) -> list[tuple[ReadRequest, OSError]]:
+        """The requests whose targets do not have their checksum, with a WrongBytesError; several at once."""
+        sums = self._pool.map(lambda request: f"{zlib.crc32(request.target):08x}", requests)
+        return [
+            (request, WrongBytesError(f"checksum {found}, expected {request.crc32}"))
+            for request, found in zip(requests, sums, strict=True)
+            if found != request.crc32
+        ]
 
     def close(self) -> None:
         """Wait for reads in flight and end the threads."""

@@ -123,6 +123,66 @@ def test_a_file_cut_short_after_opening(folder):
         ExpertStore(folder, read_manifest(folder))
 
 
+def overwrite(path, at: int, data: bytes) -> None:
+    with path.open("r+b") as file:
+        file.seek(at)
+        file.write(data)
+
+
+def test_wrong_bytes_are_noticed_where_experts_are_verified(folder):
+    manifest = read_manifest(folder)
+    path, right = folder / manifest.experts[2].file, expected_bytes(folder, 2, 1)
+    overwrite(path, expert_offsets(folder, manifest, 2)[1] + 7, bytes([right[7] ^ 1]))
+    plain, careful = ExpertStore(folder, manifest), ExpertStore(folder, manifest, verify=True, drop_page_cache=True)
+    assert read(plain, 2, [1]) != [right]  # a damaged file that was so when it was opened
+    assert read(careful, 2, [0, 2]) == [expected_bytes(folder, 2, e) for e in (0, 2)]
+    with pytest.raises(ExpertReadError, match=r"layer 2 expert 1 has wrong bytes \(checksum \w+, expected \w+\)") as caught:
+        read(careful, 2, [0, 1, 2])
+    assert "colibri verify" in str(caught.value) and "\n" not in str(caught.value)
+    overwrite(path, expert_offsets(folder, manifest, 2)[1] + 7, right[7:8])
+    assert read(careful, 2, [1]) == [right]
+
+
+def test_wrong_bytes_are_read_once_more(folder, monkeypatch):
+    """A flipped bit on the way, as a cable or a faulty memory makes, is not in the file."""
+    original, attempts = FileReader.read_into, []
+
+    def flip_once(self, target, offset):
+        original(self, target, offset)
+        attempts.append(offset)
+        if len(attempts) == 1:
+            target[100] ^= 4
+
+    monkeypatch.setattr(FileReader, "read_into", flip_once)
+    store = ExpertStore(folder, read_manifest(folder), verify=True)
+    assert read(store, 0, [3]) == [expected_bytes(folder, 0, 3)] and len(attempts) == 2
+
+
+def test_a_file_that_changes_while_it_is_open_is_compared_with_its_checksums(folder):
+    """Only what is still the model's is used; nobody asked for verification."""
+    manifest = read_manifest(folder)
+    path, offsets = folder / manifest.experts[0].file, expert_offsets(folder, manifest, 0)
+    store, right = ExpertStore(folder, manifest), [expected_bytes(folder, 0, e) for e in range(6)]
+    overwrite(path, offsets[4], bytes(100))
+    assert read(store, 0, [0, 1, 2, 3, 5]) == [*right[:4], right[5]]
+    with pytest.raises(ExpertReadError, match=r"layer 0 expert 4 has wrong bytes .*changed while the model was open"):
+        read(store, 0, [4])
+
+
+@pytest.mark.parametrize("happening", ["deleted", "replaced", "folder renamed"])
+def test_what_happens_to_names_does_not_matter_to_open_files(folder, happening):
+    store, right = ExpertStore(folder, read_manifest(folder)), expected_bytes(folder, 0, 4)
+    path = folder / "experts-00000.safetensors"
+    if happening == "deleted":
+        path.unlink()
+    elif happening == "replaced":
+        (folder / "other").write_bytes(bytes(path.stat().st_size))
+        (folder / "other").replace(path)
+    else:
+        folder.rename(folder.with_name("elsewhere"))
+    assert read(store, 0, [4]) == [right]
+
+
 def test_wrong_target_is_our_own_bug(folder):
     store = ExpertStore(folder, read_manifest(folder))
     with pytest.raises(ValueError, match="a target of 5 bytes"):
