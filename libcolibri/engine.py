@@ -28,6 +28,7 @@ from .format import Manifest, check_files, read_manifest
 from .loader import dense_bytes, load_weights
 from .memory_plan import CacheBudget, MemoryPlan, Needs, available_memory, choose_context, parse_budget, plan_memory, size_text
 from .models.registry import parse_config
+from .prefetch import Prefetch
 from .session import Session
 from .stats import ExpertStats
 from .turn_lock import TurnLock
@@ -124,7 +125,8 @@ class Engine:
         threads          compute threads; None: the physical cores this process may use
         context_length   tokens of prompt and completion; None: min(the model's, 4096), less while memory is short
         expert_cache     "auto" (what memory leaves), experts per layer (12), or bytes ("6GB", "512MiB")
-        prefetch         "auto", True or False. Experts are read on demand at present, so nothing is ever read ahead
+        prefetch         read experts that the next layer will probably need while this one waits: True, False, or "auto", which looks
+                         ahead where that has made tokens faster. Tokens are the same
         preload          fill the expert cache before returning
         on_progress      called as on_progress(what, done, total)
         prefill_chunk    prompt tokens of one pass; None: 128, up to 512 where experts are streamed and there is memory for it
@@ -152,13 +154,16 @@ class Engine:
             chunk, plan = _longer_chunk(plan, lambda tokens: _plan(manifest, config, parts, budget, context_length, tokens, threads))
         engine = cls(path, manifest, config, plan, threads, chunk, parts)
         try:
-            engine._load(on_progress, preload, DEFAULT_POLICY if expert_policy == "auto" else expert_policy, trace, verify_experts)
+            policy = DEFAULT_POLICY if expert_policy == "auto" else expert_policy
+            engine._load(on_progress, preload, policy, trace, verify_experts, _prefetch(prefetch))
         except BaseException:
             engine.close()
             raise
         return engine
 
-    def _load(self, on_progress: Progress | None, preload: bool, policy: str, trace: str | Path | None, verify: bool) -> None:
+    def _load(
+        self, on_progress: Progress | None, preload: bool, policy: str, trace: str | Path | None, verify: bool, prefetch: Prefetch | None
+    ) -> None:  # fmt: skip
         with ThreadPoolExecutor(1) as pool:  # a vocabulary takes as long to parse as the weights to read
             loading = pool.submit(self._load_tokenizer)
             weights = load_weights(self.path, self.manifest, self.config, on_progress)
@@ -182,6 +187,7 @@ class Engine:
             context_length=self.context_length,
             max_chunk_tok=self.prefill_chunk,
             kv_dtype=kv_dtype(self.manifest),
+            prefetch=None if self.experts is None or self.experts.holds_everything else prefetch,
         )
 
     def _load_tokenizer(self) -> None:
@@ -290,6 +296,11 @@ def _check_settings(threads: int | None, prefetch: str | bool, prefill_chunk: in
         raise ConfigError(f"prefetch={prefetch!r}: expected 'auto', True or False")
     if prefill_chunk is not None and (isinstance(prefill_chunk, bool) or not isinstance(prefill_chunk, int) or prefill_chunk < 1):
         raise ConfigError(f"prefill_chunk={prefill_chunk!r}: expected at least 1 token")
+
+
+def _prefetch(setting: str | bool) -> Prefetch | None:
+    mode = {True: "on", False: "off"}.get(setting, setting)  # type: ignore[call-overload]
+    return None if mode == "off" else Prefetch(mode)
 
 
 def kv_dtype(manifest: Manifest) -> type:

@@ -108,7 +108,8 @@ class DecayedFrequency(Policy):
     def values(self, stamps: np.ndarray, row: int, clock: int) -> np.ndarray:
         if self._n_tok <= 1:
             return self.heat
-        expected_tok = np.exp2(self.heat[row + 1 :] - self._now) * self._use_weight * self._n_tok
+        before = (self._time_tok - self._n_tok) / self.half_life_tok
+        expected_tok = np.exp2(self.heat[row + 1 :] - before) * self._use_weight * self._n_tok
         values = self.heat.copy()
         values[row + 1 :][expected_tok >= 1.0] += 64.0  # above every other: scores are 2**-10 to 2**10 here
         return values

@@ -1,23 +1,27 @@
 """The experts that are in memory: a budget in bytes over all layers; a policy (eviction.py) says who goes first.
 
 In:  an `ExpertStore`, a budget
-Out: per layer, a table of addresses that native code reads and stamps of last use that it writes; `bring_in` answers an expert fault
+Out: per layer, a table of addresses that native code reads and stamps of last use that it writes; answers to expert faults
 
-Counting: `ensure` and `touch` count hits and misses; a decoder that looks the table up natively keeps those two counts itself.
+A pass: `begin_pass`; at a fault of a layer `demand` what is missing, maybe `look_ahead` to the next layer, `collect` what has arrived,
+until nothing is missing; `end_pass`. A read in flight owns its slot: the expert is not in the table, and nothing else may take the slot.
+
+Counting: a decoder that looks the table up natively counts hits and misses itself.
 
 Sharing: the engine holds one lock during every forward pass, so the cache, its tables and the addresses in them belong to one pass
 at a time, whatever number of sessions and threads there are. `stats` may be read at any moment.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from .arena import allocate
-from .errors import MemoryBudgetError
+from .errors import ExpertReadError, MemoryBudgetError
 from .eviction import DEFAULT_POLICY, least, make_policy
-from .expert_store import ExpertStore
+from .expert_store import ExpertStore, Reading
 from .expert_trace import TraceWriter
 from .stats import ExpertStats
 
@@ -36,6 +40,7 @@ class _SlotClass:
         self.addresses = np.zeros((len(layers), num_experts), np.int64)  # 0: not resident
         self.stamps = np.zeros((len(layers), num_experts), np.int64)  # clock of the last use
         self.free = list(range(n_slots - 1, -1, -1))
+        self.in_flight = 0  # slots that reads own
 
     @property
     def n_slots(self) -> int:
@@ -49,14 +54,6 @@ class _SlotClass:
         values = np.where((self.addresses != 0) & ~protected, self.policy.values(self.stamps, row, clock), np.inf)
         return [divmod(int(at), self.stamps.shape[1]) for at in least(values, count)]
 
-    def note_pass(self, routed: Mapping[int, np.ndarray], clock: int) -> None:
-        """Tell the policy which experts of these layers a pass used."""
-        used = np.zeros(self.stamps.shape, bool)
-        for row, layer in enumerate(self.layers):
-            if layer in routed:
-                used[row, routed[layer].reshape(-1)] = True
-        self.policy.note_pass(used, clock)
-
     def release(self, row: int, expert: int) -> int:
         """Make (row, expert) absent; returns its slot."""
         slot = (int(self.addresses[row, expert]) - self.base) // self.expert_bytes
@@ -64,14 +61,15 @@ class _SlotClass:
         return slot
 
 
-@dataclass(frozen=True, slots=True)
-class _Reading:
-    """Experts of a layer on their way into slots; `wait` ends it."""
+@dataclass(slots=True, eq=False)
+class _Fetch:
+    """An expert on its way into a slot; `ahead` until a layer has asked for it."""
 
     layer: int
-    expert_ids: list[int]
-    slots: list[int]
-    wait: Callable[[], None]
+    expert: int
+    slot: int
+    reading: Reading
+    ahead: bool
 
 
 def floor_bytes(expert_bytes: Mapping[int, int], num_experts_per_tok: int) -> int:
@@ -106,8 +104,13 @@ class ExpertCache:
     ):  # fmt: skip
         self._store, self._policy, self._trace = store, policy, trace
         self.clock = np.zeros(1, np.int64)  # passes so far, int64 (1,): native code stamps what it uses with it
-        self._hits = self._misses = self._read_bytes = self._evictions = 0
-        self._reading: _Reading | None = None
+        self._read_bytes = self._evictions = self._prefetched = self._prefetch_used = 0
+        self._wait_s = 0.0
+        self._floor = num_experts_per_tok
+        self._n_tok = 1
+        self._fetches: dict[tuple[int, int], _Fetch] = {}  # by layer and expert, oldest first
+        self._ahead: set[tuple[int, int]] = set()  # what this pass has begun to read before it was asked for
+        self._told: set[int] = set()  # layers of whose choice the policy was told in this pass
         check_floor(budget_bytes, store.expert_bytes, num_experts_per_tok)
         slots = _divide(store, budget_bytes, num_experts_per_tok)
         self._classes: list[_SlotClass] = []
@@ -132,8 +135,8 @@ class ExpertCache:
 
     @property
     def stats(self) -> ExpertStats:
-        """Counters since the start."""
-        return ExpertStats(self._hits, self._misses, self._read_bytes, self._evictions)
+        """Counters since the start, but hits and misses."""
+        return ExpertStats(0, 0, self._read_bytes, self._evictions, self._prefetched, self._prefetch_used, self._wait_s)
 
     def capacity(self, layer: int) -> int:
         """The most experts of `layer` that can be resident at once."""
@@ -150,86 +153,108 @@ class ExpertCache:
         slot_class, row = self._place[layer]
         return slot_class.stamps[row, : self._store.num_experts[layer]]
 
-    def begin(self, layer: int, expert_ids: Sequence[int] | np.ndarray, busy: Sequence[int] | np.ndarray) -> None:
-        """Start to read as many of the missing experts as fit beside the `busy` ones of the layer, which are being computed.
-
-        They become resident at the next `bring_in` of this layer, which must follow.
-        """
-        assert self._reading is None, "one layer is computed at a time"
-        slot_class, row = self._place[layer]
-        room = slot_class.n_slots - len(busy)
-        wanted = [int(expert) for expert in expert_ids[:room]]
-        if wanted:
-            slots = self._take_slots(slot_class, row, {int(expert) for expert in busy}, len(wanted))
-            self._reading = _Reading(layer, wanted, slots, self._store.start(layer, wanted, [slot_class.memory[slot] for slot in slots]))
-
-    def bring_in(self, layer: int, expert_ids: Sequence[int] | np.ndarray) -> None:
-        """Answer an expert fault: make as many of the missing experts resident as fit, at least one; any other may be evicted.
-
-        Where reads have begun, it is those experts, and nothing more. The decoder computes them and faults again for the rest, so the
-        smallest cache serves the longest prompt. Raises ExpertReadError; then the missing ones are absent and the cache is intact.
-        """
-        reading, self._reading = self._reading, None
-        if reading is None:
-            self.ensure(layer, expert_ids[: self.capacity(layer)])
-            return
-        assert reading.layer == layer, "a layer whose reads have begun is brought in before another"
-        self._install(reading)
-        self._misses += len(reading.expert_ids)
-
-    def begin_pass(self) -> None:
-        """A forward pass begins: from now on uses are newer. What an interrupted one was reading is waited for."""
+    def begin_pass(self, n_tok: int) -> None:
+        """A forward pass over `n_tok` tokens begins: from now on uses are newer. What an interrupted pass was reading goes on."""
         self.clock += 1
-        if self._reading is not None:
-            reading, self._reading = self._reading, None
-            self._install(reading)
+        self._n_tok = n_tok
+        self._ahead.clear()
+        self._told.clear()
+        if not self.holds_everything:
+            for slot_class in self._classes:
+                slot_class.policy.begin_pass(n_tok, slot_class.n_slots)
 
     def end_pass(self, routed: Mapping[int, np.ndarray]) -> None:
         """A forward pass has ended. routed: by layer, the experts of each token, int64 (T, K)."""
-        for slot_class in self._classes:
-            slot_class.note_pass(routed, int(self.clock[0]))
+        self._prefetch_used += sum(1 for layer, expert in self._ahead if expert in routed[layer])
+        if not self.holds_everything:
+            for slot_class in self._classes:
+                self._tell(slot_class, routed)
         if self._trace is not None:
             layers = sorted(routed)
             self._trace.add(len(routed[layers[0]]), [routed[layer] for layer in layers])
+
+    def _tell(self, slot_class: _SlotClass, routed: Mapping[int, np.ndarray]) -> None:
+        """Tell the policy what the layers chose of which it does not know yet; all at once where it knows of none."""
+        counts = np.zeros(slot_class.addresses.shape, np.int64)
+        for row, layer in enumerate(slot_class.layers):
+            if layer not in self._told:
+                np.add.at(counts[row], routed[layer].ravel(), 1)
+        slot_class.policy.note(slice(None), counts)
+
+    def demand(self, layer: int, expert_ids: Sequence[int] | np.ndarray, busy: Sequence[int] | np.ndarray) -> None:
+        """Start to read as many of a layer's missing experts as fit beside the `busy` ones, which it needs and has not computed yet.
+
+        Experts that are on their way already become urgent. `collect` makes them resident.
+        """
+        slot_class, row = self._place[layer]
+        absent = []
+        for expert in expert_ids:
+            fetch = self._fetches.get((layer, int(expert)))
+            if fetch is None:
+                absent.append(int(expert))
+            elif fetch.ahead:
+                fetch.ahead = False
+                fetch.reading.promote()
+        room = max(0, slot_class.n_slots - slot_class.in_flight - len(busy))
+        protected = np.zeros(slot_class.addresses.shape, bool)
+        protected[row, np.asarray(busy, np.int64)] = True
+        self._start(layer, absent[:room], self._take_slots(slot_class, len(absent[:room]), row, protected))
+
+    def look_ahead(self, layer: int, expert_ids: Sequence[int], most: int, busy_layer: int, busy: np.ndarray) -> None:
+        """Start to read experts that `layer` will probably ask for, the most probable first, when the drive has nothing urgent to do.
+
+        most         at most so many
+        busy_layer   the layer that is being computed, with its resident experts `busy` that it still needs
+
+        Slots for one token's experts stay out of it, so that no wrong guess can block a layer.
+        """
+        slot_class, row = self._place[layer]
+        wanted = [int(expert) for expert in expert_ids]
+        protected = np.zeros(slot_class.addresses.shape, bool)
+        protected[row, wanted] = True
+        if layer in slot_class.layers and busy_layer in slot_class.layers:
+            protected[slot_class.layers.index(busy_layer), busy] = True
+        kept = int(np.count_nonzero(protected & (slot_class.addresses != 0)))
+        room = max(0, slot_class.n_slots - slot_class.in_flight - kept - self._floor)
+        absent = [e for e in wanted if slot_class.addresses[row, e] == 0 and (layer, e) not in self._fetches][: min(room, most)]
+        self._start(layer, absent, self._take_slots(slot_class, len(absent), row - 1, protected), ahead=True)
+        self._prefetched += len(absent)
+        self._ahead.update((layer, expert) for expert in absent)
+
+    def note(self, layer: int, chosen: np.ndarray) -> None:
+        """Tell the policy now what a layer chose, int64 (T, K), instead of at the end of the pass."""
+        if layer not in self._told and not self.holds_everything:
+            slot_class, row = self._place[layer]
+            slot_class.policy.note(row, np.bincount(chosen.ravel(), minlength=slot_class.addresses.shape[1]))
+            self._told.add(layer)
+
+    def collect(self, layer: int, quorum: int = 0) -> None:
+        """Make resident what has been read, and wait until `quorum` of the experts that `layer` demanded have come, or all of them.
+
+        Where none of them is on its way, any other is waited for, whose slot then can be had. Raises ExpertReadError when one of them
+        cannot be read; then that one is absent and the cache is intact.
+        """
+        started = time.perf_counter()
+        came = sum(1 for fetch in self._install_done(layer) if fetch.layer == layer and not fetch.ahead)
+        demanded = [fetch for fetch in self._fetches.values() if fetch.layer == layer and not fetch.ahead]
+        for fetch in demanded[: max(0, quorum - came)]:
+            self._install(fetch, layer)
+        if quorum and not came and not demanded:
+            for fetch in list(self._fetches.values())[:1]:
+                self._install(fetch, layer)
+        self._wait_s += time.perf_counter() - started
+
+    def bring_in(self, layer: int, expert_ids: Sequence[int] | np.ndarray, busy: Sequence[int] | np.ndarray = ()) -> None:
+        """`demand`, and `collect` all of it."""
+        self.demand(layer, expert_ids, busy)
+        self.collect(layer, len(expert_ids))
 
     def resident(self, layer: int) -> list[int]:
         """The experts of `layer` that are in memory."""
         return np.flatnonzero(self.table(layer)).tolist()
 
-    def touch(self, layer: int, expert_ids: Sequence[int] | np.ndarray) -> None:
-        """Note that resident experts were used: counts a hit each and stamps them with this pass."""
-        slot_class, row = self._place[layer]
-        slot_class.stamps[row, np.asarray(expert_ids, np.int64)] = self.clock[0]
-        self._hits += len(expert_ids)
-
-    def ensure(self, layer: int, expert_ids: Iterable[int], protect: Iterable[int] = ()) -> None:
-        """Make experts of `layer` resident, reading those that are not, all in parallel.
-
-        protect   experts of the same layer that must stay as well, because the pass will still use them
-
-        Resident ones among expert_ids count as hits, the others as misses. Experts of expert_ids and of protect are never evicted here.
-        Raises MemoryBudgetError when all of them together exceed `capacity(layer)`, ExpertReadError when reading fails; then the
-        missing ones are absent and the cache is otherwise intact.
-        """
-        slot_class, row = self._place[layer]
-        table = self.table(layer)
-        wanted = sorted({int(expert) for expert in expert_ids})
-        missing = [expert for expert in wanted if table[expert] == 0]
-        self.touch(layer, [expert for expert in wanted if table[expert] != 0])
-        if missing:
-            kept = {*wanted, *(int(expert) for expert in protect if table[int(expert)] != 0)}
-            if len(kept) > self.capacity(layer):
-                raise MemoryBudgetError(
-                    f"layer {layer}: {len(kept)} experts are needed at once, the expert cache holds {self.capacity(layer)}: "
-                    "raise --expert-cache"
-                )
-            self._load(layer, missing, self._take_slots(slot_class, row, kept, len(missing)))
-            self._misses += len(missing)
-
-    def _take_slots(self, slot_class: _SlotClass, row: int, kept: set[int], count: int) -> list[int]:
-        """`count` slots, free ones first, then those of the experts of least value; `capacity` was checked, so there are as many."""
-        protected = np.zeros(slot_class.addresses.shape, bool)
-        protected[row, list(kept)] = True
+    def _take_slots(self, slot_class: _SlotClass, count: int, row: int, protected: np.ndarray) -> list[int]:
+        """`count` slots, free ones first, then those of the unprotected experts of least value to a pass at `row`. There are as many."""
         wanted = count - len(slot_class.free)
         if wanted > 0:
             for victim in slot_class.victims(wanted, row, protected, int(self.clock[0])):
@@ -237,22 +262,40 @@ class ExpertCache:
             self._evictions += wanted
         return [slot_class.free.pop() for _ in range(count)]
 
-    def _load(self, layer: int, expert_ids: list[int], slots: list[int]) -> None:
-        memory = self._place[layer][0].memory
-        self._install(_Reading(layer, expert_ids, slots, self._store.start(layer, expert_ids, [memory[slot] for slot in slots])))
+    def _start(self, layer: int, expert_ids: Sequence[int], slots: Sequence[int], *, ahead: bool = False) -> None:
+        slot_class, _ = self._place[layer]
+        for expert, slot in zip(expert_ids, slots, strict=True):
+            reading = self._store.start(layer, [expert], [slot_class.memory[slot]], urgent=not ahead)
+            self._fetches[layer, expert] = _Fetch(layer, expert, slot, reading, ahead)
+            slot_class.in_flight += 1
 
-    def _install(self, reading: "_Reading") -> None:
-        """Wait for the reads, then enter the experts into the table, stamped with this pass."""
-        slot_class, row = self._place[reading.layer]
+    def _install_done(self, layer: int) -> list[_Fetch]:
+        """Make resident what has been read, and return it."""
+        done = [fetch for fetch in self._fetches.values() if fetch.reading.is_done()]
+        for fetch in done:
+            self._install(fetch, layer)
+        return done
+
+    def _install(self, fetch: _Fetch, layer: int) -> None:
+        """Wait for the read, then enter the expert into the table, stamped with this pass. Raises what went wrong with one of `layer`."""
+        slot_class, row = self._place[fetch.layer]
         try:
-            reading.wait()
-        except BaseException:
-            # Half-filled slots must never be found in the table.
-            slot_class.free.extend(reversed(reading.slots))
-            raise
-        slot_class.addresses[row, reading.expert_ids] = [slot_class.base + slot * slot_class.expert_bytes for slot in reading.slots]
-        slot_class.stamps[row, reading.expert_ids] = self.clock[0]
-        self._read_bytes += len(reading.expert_ids) * slot_class.expert_bytes
+            fetch.reading.wait()
+        except ExpertReadError:
+            self._land(slot_class, fetch)
+            slot_class.free.append(fetch.slot)  # a half-filled slot must never be found in the table
+            if fetch.layer == layer and not fetch.ahead:
+                raise
+            return  # whoever asks for the expert reads it again, and is told
+        self._land(slot_class, fetch)
+        slot_class.addresses[row, fetch.expert] = slot_class.base + fetch.slot * slot_class.expert_bytes
+        slot_class.stamps[row, fetch.expert] = self.clock[0]
+        self._read_bytes += slot_class.expert_bytes
+
+    def _land(self, slot_class: _SlotClass, fetch: _Fetch) -> None:
+        """The read owns its slot no more. Not before it has ended, whatever interrupts the waiting."""
+        del self._fetches[fetch.layer, fetch.expert]
+        slot_class.in_flight -= 1
 
     def preload(self, on_progress: Progress | None = None) -> None:
         """Fill the free slots, expert 0 of every layer, then expert 1, and so on; nothing is evicted. Counts bytes, but no misses.
@@ -265,7 +308,8 @@ class ExpertCache:
             slot_class, _ = self._place[layer]
             for start in range(0, len(experts), _PRELOAD_READS):
                 batch = experts[start : start + _PRELOAD_READS]
-                self._load(layer, batch, [slot_class.free.pop() for _ in batch])
+                self._start(layer, batch, [slot_class.free.pop() for _ in batch])
+                self.collect(layer, len(batch))
                 done += len(batch) * slot_class.expert_bytes
                 if on_progress is not None:
                     on_progress("experts", done, total)

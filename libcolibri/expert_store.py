@@ -4,7 +4,7 @@ In:  a model directory, targets of exactly expert_bytes each
 Out: filled targets; ExpertReadError naming file, layer and expert
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -51,21 +51,15 @@ class ExpertStore:
         """Bytes of all experts of all layers."""
         return sum(self.expert_bytes[layer] * self.num_experts[layer] for layer in self.expert_bytes)
 
-    def start(self, layer: int, expert_ids: Sequence[int], targets: Sequence[np.ndarray]) -> Callable[[], None]:
-        """Begin to fill targets[i] (uint8 (expert_bytes,), aligned to 4096) with expert expert_ids[i] of `layer`, all in parallel.
-
-        Returns what waits for them: a call that must be made, once. A read that fails is tried once more in it, since a drive's or a
-        network share's hiccup often passes. It raises ExpertReadError; then the targets' contents are undefined. No read is in flight
-        after it.
-        """
+    def start(self, layer: int, expert_ids: Sequence[int], targets: Sequence[np.ndarray], *, urgent: bool = True) -> "Reading":
+        """Begin to fill targets[i] (uint8 (expert_bytes,), aligned to 4096) with expert expert_ids[i] of `layer`, all in parallel."""
         file = self._files[layer]
         requests = [self._request(file, layer, expert, target) for expert, target in zip(expert_ids, targets, strict=True)]
-        reads = self._reader.start(requests)
-        return lambda: self._finish(file, requests, reads)
+        return Reading(self, file, requests, self._reader.start(requests))
 
     def read(self, layer: int, expert_ids: Sequence[int], targets: Sequence[np.ndarray]) -> None:
         """`start`, and wait for it."""
-        self.start(layer, expert_ids, targets)()
+        self.start(layer, expert_ids, targets).wait()
 
     def _finish(self, file: FileReader, requests: list[ReadRequest], reads: Reads) -> None:
         failed = self._failures(file, requests, reads)
@@ -100,6 +94,27 @@ class ExpertStore:
         self._reader.close()
         for file in self._files.values():
             file.close()
+
+
+class Reading:
+    """Reads in flight; their targets belong to them until `wait` has returned or raised ExpertReadError."""
+
+    def __init__(self, store: ExpertStore, file: FileReader, requests: list[ReadRequest], reads: Reads):
+        self._store, self._file, self._requests, self._reads = store, file, requests, reads
+
+    def is_done(self) -> bool:
+        """Whether `wait` need not wait."""
+        return self._reads.is_done()
+
+    def promote(self) -> None:
+        """Somebody waits for it now."""
+
+    def wait(self) -> None:
+        """Return when all is read. A read that fails is tried once more, since a drive's or a network share's hiccup often passes.
+
+        Raises ExpertReadError; then the targets' contents are undefined.
+        """
+        self._store._finish(self._file, self._requests, self._reads)
 
 
 def _failure_text(file: FileReader, request: ReadRequest, error: OSError) -> str:

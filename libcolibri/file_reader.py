@@ -141,6 +141,10 @@ class Reads:
     def __init__(self, pieces: list[tuple[Future, ReadRequest]]):
         self._pieces = pieces
 
+    def is_done(self) -> bool:
+        """Whether every read has ended."""
+        return all(future.done() for future, _ in self._pieces)
+
     def wait(self) -> list[tuple[ReadRequest, OSError]]:
         """The requests that failed, once each, with the error. Every read has ended on return."""
         wait([future for future, _ in self._pieces])

@@ -75,16 +75,16 @@ def test_a_pass_over_streamed_experts_can_be_cancelled(folder, engine):
     """The event is looked at while experts are missing; the session goes on as if nothing had been."""
     expected = [s.token_id for s in engine.new_session().generate(PROMPT, max_tokens=4) if s.token_id is not None]
     with Engine.open(folder, parts=real_parts(), expert_cache=1) as other:
-        session, cancel, bring_in = other.new_session(), threading.Event(), other.experts.bring_in
+        session, cancel, demand = other.new_session(), threading.Event(), other.experts.demand
 
         def cancel_later(*arguments):
-            bring_in(*arguments)
+            demand(*arguments)
             cancel.set()
 
-        other.experts.bring_in = cancel_later
+        other.experts.demand = cancel_later
         steps = list(session.generate(PROMPT, max_tokens=4, cancel=cancel))
         assert [step.finish_reason for step in steps] == ["cancelled"] and steps[0].stats.prefilled_tok == 0
-        other.experts.bring_in = bring_in
+        other.experts.demand = demand
         assert [s.token_id for s in session.generate(PROMPT, max_tokens=4) if s.token_id is not None] == expected
 
 
