@@ -16,6 +16,7 @@ COMMANDS = {  # name of the module and of the function in it -> its line in --he
     "perplexity": "Measure how well a model predicts a text.",
     "verify": "Check a model directory against its checksums.",
     "trace": "Show what expert caches of several sizes would do with a recorded run.",
+    "experts": "Draw how often each expert of a model was used.",
     "info": "List the models, or show what one of them holds.",
 }
 

@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from .errors import USAGE, exit_codes_help
+from .paths import Home
 from .text import one_line
 
 CONTEXT_SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 100, "auto_envvar_prefix": None}
@@ -106,9 +107,32 @@ class ExpertCacheType(click.ParamType):
         return self.fail(f"{text}: expected auto, a number of experts per layer from 1 up, or a size such as 6GB", param, ctx)
 
 
+class ExpertsType(click.ParamType):
+    """'3:17', '3:17,3:20-25': experts by layer."""
+
+    name = "LAYER:EXPERT"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        experts: list[tuple[int, int]] = []
+        for word in str(value).split(","):
+            found = re.fullmatch(r"\s*([0-9]{1,6}):([0-9]{1,6})(?:-([0-9]{1,6}))?\s*", word)
+            first, last = (int(found[2]), int(found[3] or found[2])) if found else (1, 0)
+            if found is None or last < first:
+                return self.fail(f"{word.strip()}: expected LAYER:EXPERT, as in 3:17 or 3:17-20", param, ctx)
+            experts += [(int(found[1]), expert) for expert in range(first, last + 1)]
+        return tuple(experts)
+
+
 threads_option = click.option("--threads", type=Number(int, 1, 256), metavar="N", help="Compute threads.  [default: physical cores]")
 context_option = click.option(
     "--ctx", "context_length", type=Number(int, 1), metavar="N", help="Context length.  [default: the model's, as memory allows]"
+)
+pin_option = click.option(
+    "--pin",
+    type=ExpertsType(),
+    multiple=True,
+    metavar="LAYER:EXPERT",
+    help="Experts that never leave memory, as in 3:17,3:20-25; may be given several times.",
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of text.")
 
@@ -134,6 +158,8 @@ memory_options = _stack(
     click.option("--verify-experts", is_flag=True, help="Compare every expert that is read with its checksum."),
     click.option("--prefetch/--no-prefetch", default=None, help="Accepted for later versions; experts are read on demand so far."),
     click.option("--preload", is_flag=True, help="Fill the expert cache before the first token."),
+    pin_option,
+    click.option("--no-usage-history", is_flag=True, help="Do not remember, or make use of, which experts earlier runs used."),
 )
 engine_options = _stack(context_option, memory_options)
 
@@ -202,8 +228,16 @@ def take_sampling(options: dict[str, Any]) -> dict[str, Any]:
     return {name: options.pop(name) for name in SAMPLING_FIELDS}
 
 
-def engine_arguments(options: dict[str, Any]) -> dict[str, Any]:
-    """The keyword arguments of Engine.open among `options`; an option that was not given takes the engine's own default."""
+def pinned_experts(options: dict[str, Any]) -> list[tuple[int, int]]:
+    """(layer, expert) of every --pin."""
+    return [expert for experts in options.get("pin") or () for expert in experts]
+
+
+def engine_arguments(options: dict[str, Any], home: Home) -> dict[str, Any]:
+    """The keyword arguments of Engine.open among `options`; an option that was not given takes the engine's own default.
+
+    Usage histories are kept in the user's folder, unless that was declined.
+    """
     arguments = {name: options[name] for name in ("threads", "context_length", "expert_cache", "preload") if options.get(name) is not None}
     if options.get("expert_policy", "auto") != "auto":
         arguments["expert_policy"] = options["expert_policy"]
@@ -213,4 +247,8 @@ def engine_arguments(options: dict[str, Any]) -> dict[str, Any]:
         arguments["trace"] = options["trace"]
     if options.get("prefetch") is not None:
         arguments["prefetch"] = options["prefetch"]
+    if pins := pinned_experts(options):
+        arguments["pin"] = pins
+    if not options.get("no_usage_history"):
+        arguments["usage_history"] = home.make_usage()
     return arguments

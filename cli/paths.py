@@ -8,8 +8,10 @@ missing and which command makes it.
     home/models/default-embed    text file: path of the embedder's directory
     home/kb/default/             the default knowledge base (kb.sqlite, kb.faiss)
     home/history, home/conversations/<name>.json
+    home/usage/                  how often each model's experts were used
 """
 
+import contextlib
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -46,6 +48,16 @@ class Home:
     @property
     def conversations(self) -> Path:
         return self.folder / "conversations"
+
+    @property
+    def usage(self) -> Path:
+        return self.folder / "usage"
+
+    def make_usage(self) -> Path:
+        """`usage`, made where that is possible; elsewhere the engine remarks that nothing is remembered."""
+        with contextlib.suppress(OSError):
+            self.usage.mkdir(parents=True, exist_ok=True)
+        return self.usage
 
     def chat_model(self, chosen: str | None = None) -> Path:
         """The model directory to chat with: `chosen` (a path, or a name in home/models), else the default.

@@ -4,11 +4,9 @@ In:  a model directory and how much of the machine to use
 Out: sessions; forward passes, one at a time, in the order of asking
 """
 
-import hashlib
-import json
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -17,21 +15,25 @@ from typing import Any, Self
 
 import numpy as np
 
+from .arena import can_give_back
+from .cache_warmer import CacheWarmer
 from .config import ModelConfig
 from .cpus import usable_cores
 from .errors import ColibriError, ConfigError, FormatError, MemoryBudgetError
 from .eviction import DEFAULT_POLICY
-from .expert_cache import ExpertCache, check_floor, floor_bytes
+from .expert_cache import Expert, ExpertCache, check_floor, check_pins, floor_bytes
 from .expert_store import ExpertStore
 from .expert_trace import TraceWriter
 from .format import Manifest, check_files, read_manifest
 from .loader import dense_bytes, load_weights
 from .memory_plan import CacheBudget, MemoryPlan, Needs, available_memory, choose_context, parse_budget, plan_memory, size_text
+from .memory_watch import MemoryWatch
 from .models.registry import parse_config
 from .prefetch import Prefetch
 from .session import Session
 from .stats import ExpertStats
 from .turn_lock import TurnLock
+from .usage_history import UsageHistory, history_file
 
 PREFILL_CHUNK_TOK = 128  # long enough for the kernels, short enough to cancel soon
 STREAMING_CHUNK_TOK = 512  # where experts are read anew for every chunk; such a pass can be cancelled at every layer
@@ -71,6 +73,19 @@ def default_parts() -> Parts:
 
 
 @dataclass(frozen=True, slots=True)
+class _ExpertOptions:
+    """What `Engine.open` was told about the experts."""
+
+    policy: str
+    preload: bool
+    trace: str | Path | None
+    verify: bool
+    usage_history: str | Path | None
+    pins: frozenset[Expert]
+    prefetch: Prefetch | None
+
+
+@dataclass(frozen=True, slots=True)
 class Pass:
     """One forward pass: its logits as asked for, its duration without waiting for others, what the expert cache did in it."""
 
@@ -87,6 +102,8 @@ class Engine:
     tokenizer, chat_template   None when the model has none
     context_length, threads    as chosen
     end_ids                    token ids that end a text
+    usage                      UsageHistory, None unless asked for
+    warmer                     CacheWarmer, what fills the expert cache beside the passes; None where there is nothing to fill it with
     """
 
     def __init__(
@@ -98,6 +115,8 @@ class Engine:
         self.tokenizer: Any = None
         self.chat_template: Any = None
         self.experts: ExpertCache | None = None
+        self.usage: UsageHistory | None = None
+        self.warmer: CacheWarmer | None = None
         self._decoder: Any = None
         self._lock = TurnLock()
         self._closing = ExitStack()
@@ -117,6 +136,8 @@ class Engine:
         prefill_chunk: int | None = None,
         expert_policy: str = "auto",
         trace: str | Path | None = None,
+        usage_history: str | Path | None = None,
+        pin: Iterable[Expert] = (),
         verify_experts: bool = False,
         parts: Parts | None = None,
     ) -> Self:
@@ -132,6 +153,10 @@ class Engine:
         prefill_chunk    prompt tokens of one pass; None: 128, up to 512 where experts are streamed and there is memory for it
         expert_policy    which expert leaves a full cache first: "auto", or a name of eviction.POLICIES
         trace            file to write, anew: which experts each pass used (expert_trace.py); nothing for a dense model
+        usage_history    file that remembers how often each expert was used (usage_history.py), or a folder with such a file for each model;
+                         what it knows comes into memory first: with `preload` before this returns, else between the passes. It never
+                         fails: see `remarks`
+        pin              experts (layer, expert) that never leave memory once they are there; they come in before all others
         verify_experts   compare every expert that is read with its checksum; a wrong one is read again, then refused
         parts            replacements for tests
 
@@ -147,6 +172,7 @@ class Engine:
             )
         config = parse_config(manifest.config)
         check_files(path, manifest)
+        pin = _checked_pins(pin, manifest)
         parts = parts or default_parts()
         threads, chunk = threads or usable_cores(), prefill_chunk or PREFILL_CHUNK_TOK
         plan = _plan(manifest, config, parts, budget, context_length, chunk, threads)
@@ -155,28 +181,19 @@ class Engine:
         engine = cls(path, manifest, config, plan, threads, chunk, parts)
         try:
             policy = DEFAULT_POLICY if expert_policy == "auto" else expert_policy
-            engine._load(on_progress, preload, policy, trace, verify_experts, _prefetch(prefetch))
+            options = _ExpertOptions(policy, preload, trace, verify_experts, usage_history, pin, _prefetch(prefetch))
+            engine._load(on_progress, options)
         except BaseException:
             engine.close()
             raise
         return engine
 
-    def _load(
-        self, on_progress: Progress | None, preload: bool, policy: str, trace: str | Path | None, verify: bool, prefetch: Prefetch | None
-    ) -> None:  # fmt: skip
+    def _load(self, on_progress: Progress | None, options: _ExpertOptions) -> None:
         with ThreadPoolExecutor(1) as pool:  # a vocabulary takes as long to parse as the weights to read
             loading = pool.submit(self._load_tokenizer)
             weights = load_weights(self.path, self.manifest, self.config, on_progress)
             loading.result()
-        if self.config.is_moe:
-            # The system's copy of the files is a welcome second cache while all of it fits into what is left, and a burden otherwise.
-            beyond_memory = self.plan.experts_total > self.plan.free
-            store = ExpertStore(self.path, self.manifest, drop_page_cache=beyond_memory, verify=verify)
-            self._closing.callback(store.close)
-            writer = None if trace is None else self._closing.enter_context(_open_trace(Path(trace), store))
-            self.experts = ExpertCache(store, self.plan.experts, self.config.num_experts_per_tok, policy=policy, trace=writer)
-            if preload:
-                self.experts.preload(on_progress)
+        first = self._open_experts(on_progress, options) if self.config.is_moe else []
         team = self.parts.team(self.threads)
         self._closing.callback(team.close)
         self._decoder = self.parts.decoder(
@@ -187,8 +204,31 @@ class Engine:
             context_length=self.context_length,
             max_chunk_tok=self.prefill_chunk,
             kv_dtype=kv_dtype(self.manifest),
-            prefetch=None if self.experts is None or self.experts.holds_everything else prefetch,
+            prefetch=None if self.experts is None or self.experts.holds_everything else options.prefetch,
         )
+        if self.experts is not None and first and not options.preload:  # last: nothing can fail any more
+            self.warmer = CacheWarmer(self._lock, self.experts, first)
+            self._closing.callback(self.warmer.stop)
+
+    def _open_experts(self, on_progress: Progress | None, options: _ExpertOptions) -> list[Expert]:
+        """Make the expert cache; returns who should come into it first."""
+        # The system's copy of the files is a welcome second cache while all of it fits into what is left, and a burden otherwise.
+        beyond_memory = self.plan.experts_total > self.plan.free
+        store = ExpertStore(self.path, self.manifest, drop_page_cache=beyond_memory, verify=options.verify)
+        self._closing.callback(store.close)
+        trace = None if options.trace is None else self._closing.enter_context(_open_trace(Path(options.trace), store))
+        if options.usage_history is not None:
+            self.usage = UsageHistory(history_file(options.usage_history, self.fingerprint), self.fingerprint, store.num_experts)
+            self._closing.callback(self.usage.save)
+        per_token = self.config.num_experts_per_tok
+        watch = MemoryWatch() if can_give_back() else None
+        budget, policy = self.plan.experts, options.policy
+        self.experts = ExpertCache(store, budget, per_token, policy=policy, trace=trace, usage=self.usage, watch=watch)
+        self.experts.pin(options.pins)
+        first = [*sorted(options.pins), *(self.usage.usage.hottest_first() if self.usage is not None else ())]
+        if options.preload:
+            self.experts.preload(on_progress, first)
+        return first
 
     def _load_tokenizer(self) -> None:
         if self.manifest.tokenizer is not None:
@@ -202,10 +242,21 @@ class Engine:
     @property
     def remarks(self) -> tuple[str, ...]:
         """What a user should know about how the model was opened, a sentence each."""
+        usage = self.usage.remarks if self.usage is not None else ()
         builtin = self.chat_template.builtin if self.chat_template is not None else None
         if builtin is None:
+            return usage
+        return (f"the model has no chat template; conversations are written in the format {builtin!r}, as is usual for its kind", *usage)
+
+    @property
+    def notices(self) -> tuple[str, ...]:
+        """What happened since the model was opened that a user should know, a sentence each."""
+        experts = self.experts
+        if experts is None or not experts.stats.shrinks:
             return ()
-        return (f"the model has no chat template; conversations are written in the format {builtin!r}, as is usual for its kind",)
+        times = "once" if experts.stats.shrinks == 1 else f"{experts.stats.shrinks} times"
+        now, planned = size_text(experts.capacity_bytes), size_text(experts.capacity_bytes + experts.withdrawn_bytes)
+        return (f"memory ran short: the expert cache gave some back {times} and has {now} of {planned} now",)
 
     @property
     def end_ids(self) -> frozenset[int]:
@@ -218,8 +269,7 @@ class Engine:
     @property
     def fingerprint(self) -> str:
         """Hash of weights and config: equal exactly when a session of one may be used with the other."""
-        facts = {name: entry.sha256 for name, entry in self.manifest.files.items() if name.endswith(".safetensors")}
-        return hashlib.sha256(json.dumps([facts, self.manifest.config], sort_keys=True).encode()).hexdigest()
+        return self.manifest.fingerprint
 
     @property
     def expert_stats(self) -> ExpertStats:
@@ -274,6 +324,8 @@ class Engine:
             self._closed = True
             self._closing.close()
             self._decoder = self.experts = None
+        if self.warmer is not None:
+            self.warmer.join()
 
     def __enter__(self) -> Self:
         return self
@@ -287,6 +339,14 @@ def _open_trace(path: Path, store: ExpertStore) -> TraceWriter:
         return TraceWriter(path, store.expert_bytes, store.num_experts)
     except OSError as error:
         raise ConfigError(f"trace {path}: cannot be written ({error.strerror}); give a path in a folder that can be") from error
+
+
+def _checked_pins(pin: Iterable[Expert], manifest: Manifest) -> frozenset[Expert]:
+    pins = frozenset((int(layer), int(expert)) for layer, expert in pin)
+    if pins and not manifest.experts:
+        raise ConfigError("this model has no experts to pin: it is dense")
+    check_pins(pins, {layer: entry.num_experts for layer, entry in manifest.experts.items()})
+    return pins
 
 
 def _check_settings(threads: int | None, prefetch: str | bool, prefill_chunk: int | None) -> None:

@@ -37,6 +37,9 @@ class Policy(ABC):
     def note(self, rows: int | slice, counts: np.ndarray) -> None:  # noqa: B027
         """Learn what layers of this pass chose. counts: tokens of each expert, int64 (experts,), or (rows, experts) for a slice."""
 
+    def remember(self, rates: np.ndarray) -> None:  # noqa: B027  # most policies look at what this run has used
+        """Start from a past: float64 (rows, experts), the share of passes that used each expert. Before the first pass."""
+
     @abstractmethod
     def values(self, stamps: np.ndarray, row: int, clock: int) -> np.ndarray:
         """float64 (rows, experts): what keeping each expert is worth while pass `clock` is at `row`.
@@ -86,6 +89,11 @@ class DecayedFrequency(Policy):
         self.heat = np.full((rows, experts), -np.inf)
         self._n_tok = self._time_tok = 0
 
+    def remember(self, rates: np.ndarray) -> None:
+        # The score that an expert settles at when every token uses it with this probability.
+        with np.errstate(divide="ignore"):  # never used: -inf
+            self.heat = np.log2(rates / self._use_weight)
+
     @property
     def _now(self) -> float:
         return self._time_tok / self.half_life_tok
@@ -133,6 +141,10 @@ class AdaptiveFrequency(Policy):
     def chosen(self) -> DecayedFrequency:
         """The member that decides now; the longest half-life at the beginning."""
         return self.members[len(self.scores) - 1 - int(np.argmax(self.scores[::-1]))]
+
+    def remember(self, rates: np.ndarray) -> None:
+        for member in self.members:
+            member.remember(rates)
 
     def begin_pass(self, n_tok: int, n_slots: int) -> None:
         # A pass over a prompt uses nearly every expert and tells nothing about the half-life.

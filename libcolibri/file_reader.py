@@ -65,11 +65,12 @@ class FileReader:
         """Fill `target` with the bytes from `offset` on; OSError, or ShortReadError at the end of the file."""
         done = 0
         while done < len(target):
-            count = self._read_some(target[done:], offset + done)
+            count = found = self._read_some(target[done:], offset + done)
+            if self.direct:
+                count -= count % DIRECT_ALIGN  # the next direct read has to begin at an aligned place
+            if count == 0:
+                raise ShortReadError(f"ends at byte {offset + done + found}, {len(target) - done - found} bytes too early")
             done += count
-            # A direct read that ends between two aligned places has met the end of the file.
-            if count == 0 or (self.direct and count % DIRECT_ALIGN):
-                raise ShortReadError(f"ends at byte {offset + done}, {len(target) - done} bytes too early")
 
     def _read_some(self, target: memoryview, offset: int) -> int:
         if hasattr(os, "preadv"):

@@ -103,6 +103,12 @@ class Manifest:
     converter_version: str
     format_version: str = FORMAT_VERSION
 
+    @property
+    def fingerprint(self) -> str:
+        """Hash of weights and config: what depends on them belongs to this model exactly when it is equal."""
+        facts = {name: entry.sha256 for name, entry in self.files.items() if name.endswith(".safetensors")}
+        return hashlib.sha256(json.dumps([facts, self.config], sort_keys=True).encode()).hexdigest()
+
     def to_json(self) -> str:
         """The text of colibri.json."""
         data = dataclasses.asdict(self)

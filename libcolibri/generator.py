@@ -112,6 +112,8 @@ class Generation:
             expert_hits=old.expert_hits + done.experts.hits,
             expert_misses=old.expert_misses + done.experts.misses,
             expert_read_bytes=old.expert_read_bytes + done.experts.read_bytes,
+            expert_shrinks=old.expert_shrinks + done.experts.shrinks,
+            expert_capacity_bytes=done.experts.capacity_bytes,
         )
         return done.logits
 

@@ -76,8 +76,15 @@ def available_memory(proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cg
 
     Page cache counts as free, because the system gives it up on demand.
     """
-    limits = [_system_available(proc), _group_available(cgroup, proc), _address_space_left(proc)]
-    return max(0, min(limit for limit in limits if limit is not None))
+    limits = [memory_left(proc, cgroup), *_process_limits_left(proc)]
+    return max(0, min(limits))
+
+
+def memory_left(proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup")) -> int:
+    """Like `available_memory` without the limits on address space, which giving memory back does not widen. May be below 0."""
+    group = _group_available(cgroup, proc)
+    system = _system_available(proc)
+    return system if group is None else min(system, group)
 
 
 def _system_available(proc: Path) -> int:
@@ -114,31 +121,39 @@ def _group_available(cgroup: Path, proc: Path) -> int | None:
 
 
 def _left_in(group: Path) -> int | None:
-    for limit_name, usage_name in (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes")):
-        limit, usage = read_text(group / limit_name), read_text(group / usage_name)
-        if limit is None or usage is None or limit == "max" or int(limit) >= 1 << 60:  # version 1 writes "no limit" as about 2**63
-            continue
-        return int(limit) - int(usage) + _page_cache(group)
-    return None
-
-
-def _page_cache(group: Path) -> int:
-    """File pages on the reclaim lists; shared memory is not among them. Version 1 has group totals beside the group's own."""
+    """Bytes that a group's own limits leave; swap is not counted, neither as room nor as use."""
+    usage = read_text(group / "memory.current") or read_text(group / "memory.usage_in_bytes")
+    if usage is None:
+        return None
     stat = dict(line.split() for line in (read_text(group / "memory.stat") or "").splitlines())
-    own = int(stat.get("inactive_file", 0)) + int(stat.get("active_file", 0))
-    return int(stat["total_inactive_file"]) + int(stat["total_active_file"]) if "total_inactive_file" in stat else own
+    # Above memory.high a process is not killed but slowed down until it hardly moves. hierarchical_memory_limit knows of groups further
+    # up that a container does not see.
+    texts = [read_text(group / name) for name in ("memory.max", "memory.high", "memory.limit_in_bytes")]
+    texts.append(stat.get("hierarchical_memory_limit"))
+    limits = [int(text) for text in texts if text is not None and text != "max"]
+    limit = min((limit for limit in limits if limit < 1 << 60), default=None)  # version 1 writes "no limit" as about 2**63
+    return None if limit is None else limit - int(usage) + _page_cache(stat)
 
 
-def _address_space_left(proc: Path) -> int | None:
+def _page_cache(stat: dict[str, str]) -> int:
+    """File pages on the reclaim lists; shared memory is not among them. Version 1 has group totals beside the group's own."""
+    prefix = "total_" if "total_inactive_file" in stat else ""
+    return int(stat.get(f"{prefix}inactive_file", 0)) + int(stat.get(f"{prefix}active_file", 0))
+
+
+def _process_limits_left(proc: Path) -> list[int]:
+    """What the limits on the process's address space and private memory (`ulimit -v`, `ulimit -d`) leave."""
     try:
         import resource
-    except ImportError:  # Windows has no such limit
-        return None
-    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
-    if limit == resource.RLIM_INFINITY:
-        return None
-    found = re.search(r"^VmSize:\s+(\d+) kB", read_text(proc / "self" / "status") or "", re.MULTILINE)
-    return limit - (int(found[1]) * 1024 if found else 0)
+    except ImportError:  # Windows has no such limits
+        return []
+    left, status = [], read_text(proc / "self" / "status") or ""
+    for kind, name in ((resource.RLIMIT_AS, "VmSize"), (resource.RLIMIT_DATA, "VmData")):
+        limit, _ = resource.getrlimit(kind)
+        if limit != resource.RLIM_INFINITY:
+            found = re.search(rf"^{name}:\s+(\d+) kB", status, re.MULTILINE)
+            left.append(limit - (int(found[1]) * 1024 if found else 0))
+    return left
 
 
 # --- the plan

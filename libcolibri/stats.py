@@ -10,23 +10,29 @@ from dataclasses import dataclass, fields
 class ExpertStats:
     """Counters of an expert cache; a difference of two is what happened between them.
 
-    prefetched       experts that were read before a layer asked for them, prefetch_used of them experts that it did ask for
-    wait_s           time in which a pass did nothing but wait for the drive
+    shrinks         how often the cache gave memory back because the process was short of it
+    prefetched      experts that were read before a layer asked for them, prefetch_used of them experts that it did ask for
+    wait_s          time in which a pass did nothing but wait for the drive
+    capacity_bytes  no counter: bytes of its slots at the end
     """
 
     hits: int = 0
     misses: int = 0
     read_bytes: int = 0
     evictions: int = 0
+    shrinks: int = 0
     prefetched: int = 0
     prefetch_used: int = 0
     wait_s: float = 0.0
+    capacity_bytes: int = 0
 
     def __sub__(self, earlier: "ExpertStats") -> "ExpertStats":
-        return ExpertStats(*(getattr(self, f.name) - getattr(earlier, f.name) for f in fields(self)))
+        changed = {f.name: getattr(self, f.name) - getattr(earlier, f.name) for f in fields(self)}
+        return ExpertStats(**changed | {"capacity_bytes": self.capacity_bytes})
 
     def __add__(self, other: "ExpertStats") -> "ExpertStats":
-        return ExpertStats(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
+        changed = {f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self)}
+        return ExpertStats(**changed | {"capacity_bytes": other.capacity_bytes})
 
     @property
     def prefetch_accuracy(self) -> float:
@@ -49,6 +55,8 @@ class GenerationStats:
     prefill_s       time in the forward passes over the prompt, waiting for other sessions not included
     decode_s        time in the forward passes and sampling after the first token
     ttft_s          from the call to the first token, waiting included; 0 before it
+    expert_shrinks         how often the expert cache gave memory back
+    expert_capacity_bytes  the expert cache's size at the end
     """
 
     prompt_tok: int = 0
@@ -61,6 +69,8 @@ class GenerationStats:
     expert_hits: int = 0
     expert_misses: int = 0
     expert_read_bytes: int = 0
+    expert_shrinks: int = 0
+    expert_capacity_bytes: int = 0
 
     @property
     def prefill_tok_s(self) -> float:

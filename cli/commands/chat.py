@@ -75,7 +75,7 @@ def open_state(services: Services, paths: dict[str, Path | None], options: dict[
     sampling = {name: value for name, value in take_sampling(options).items() if value is not None}
     services.sampling(**sampling)
     state = ReplState(services, sampling=sampling, max_tokens=options["max_tokens"], scope=options["scope"])
-    state.engine_options = engine_arguments(options)
+    state.engine_options = engine_arguments(options, services.home)
     state.thinking, state.show_reasoning = options["thinking"], options["show_reasoning"]
     try:
         with ProgressLine(sys.stderr) as progress:

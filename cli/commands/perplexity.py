@@ -51,7 +51,7 @@ def perplexity(ctx: click.Context, model: str, textfile: str, stride: int | None
         raise click.UsageError(f"--stride {stride}: expected at most the window of {window} tokens")
     with ProgressLine(sys.stderr) as progress:
         with progress.waiting(*OPENING):
-            engine = services.open_engine(path, on_progress=progress.report, **engine_arguments(options))
+            engine = services.open_engine(path, on_progress=progress.report, **engine_arguments(options, services.home))
         with closing(engine):
             click.echo(neutralise(engine.plan.line()), err=True)
             token_ids = engine.tokenizer.encode(text) if ready_ids is None else ready_ids

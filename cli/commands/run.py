@@ -47,13 +47,15 @@ def run(ctx: click.Context, model: str, **options: Any) -> None:
     token_ids = parse_token_ids(text) if services.read_manifest(path).tokenizer is None else None
     with ProgressLine(sys.stderr) as progress:
         with progress.waiting(*OPENING):
-            engine = services.open_engine(path, on_progress=progress.report, **engine_arguments(options))
+            engine = services.open_engine(path, on_progress=progress.report, **engine_arguments(options, services.home))
         with closing(engine):
             for line in (engine.plan.line(), *engine.remarks):
                 click.echo(neutralise(line), err=True)
             prompt = build_prompt(engine, text, options["system"], options["raw"]) if token_ids is None else token_ids
             options["template_options"] = template_options(engine, prompt, options["thinking"])
             finish_reason = generate(engine, prompt, sampling, options, progress)
+            for line in engine.notices:
+                click.echo(neutralise(line), err=True)
     if finish_reason == "cancelled":
         raise SystemExit(INTERRUPTED)
 

@@ -285,6 +285,8 @@ def copy(state: ReplState, argument: str, renderer: Renderer) -> None:
 def stats(state: ReplState, argument: str, renderer: Renderer) -> None:
     """/stats"""
     renderer.table(("", "last answer"), stats_table(state.turns[-1].stats), numeric=(1,))
+    for line in state.engine.notices:
+        renderer.note(line)
     renderer.say(state.engine.plan.line())
 
 

@@ -114,6 +114,7 @@ class FakeEngine:
         self.resets, self.closed, self.delay_s = 0, False, delay_s
         self.tokenizer, self.chat_template, self.context_length = tokenizer, FakeTemplate(), 4096
         self.remarks: tuple[str, ...] = ()
+        self.notices: tuple[str, ...] = ()
         self.plan = SimpleNamespace(line=lambda: "plan: 1.0 GB dense, 2.0 GB experts")
 
     def new_session(self) -> FakeSession:

@@ -68,11 +68,30 @@ def test_run_passes_every_option_on(home: Path) -> None:
         engine.replies.append("x")
         invoke(main, [*words.split(), given], fakes, home)
         options = {"threads": 2, "context_length": 512, "expert_cache": expected, "preload": True, "prefetch": False}
-        options["verify_experts"] = True
+        options |= {"verify_experts": True, "usage_history": home / "usage"}
         assert fakes.opened[-1] == (home / "models" / "a-chat-model", options)
     sampling, max_tokens, stop = engine.samplings[0]
     assert vars(sampling) == {"temperature": 0.5, "top_k": 7, "top_p": 0.9, "min_p": 0.1, "repetition_penalty": 1.1, "seed": 3}
     assert (max_tokens, stop) == (9, ("END", "STOP"))
+
+
+def test_usage_is_remembered_unless_declined(home: Path) -> None:
+    fakes = FakeServices(FakeEngine("x", "y"))
+    for extra, folder in ([], home / "usage"), (["--no-usage-history"], None):
+        invoke(main, ["run", "-m", "a-chat-model", "-p", "Hi", *extra], fakes, home)
+        assert fakes.opened[-1][1].get("usage_history") == folder
+    assert (home / "usage").is_dir()
+
+
+def test_a_folder_that_cannot_be_made_is_no_error(home: Path) -> None:
+    (home / "usage").write_text("in the way")
+    assert run(home, FakeEngine("x"), "-p", "Hi").exit_code == 0
+
+
+def test_experts_are_pinned(home: Path) -> None:
+    fakes = FakeServices(FakeEngine("x"))
+    invoke(main, ["run", "-m", "a-chat-model", "-p", "Hi", "--pin", "3:17, 3:20-22", "--pin", "0:1"], fakes, home)
+    assert fakes.opened[-1][1]["pin"] == [(3, 17), (3, 20), (3, 21), (3, 22), (0, 1)]
 
 
 def test_run_records_a_trace_and_trace_replays_it(home: Path, tmp_path: Path) -> None:
@@ -85,8 +104,8 @@ def test_run_records_a_trace_and_trace_replays_it(home: Path, tmp_path: Path) ->
             writer.add(1, [np.array([n % 3, 3 + n % 5])])
     result = invoke(main, ["trace", str(path)], fakes, home)
     lines = result.stdout.splitlines()
-    assert lines[0] == "30 passes, 1 layers, 81.9 kB of experts" and lines[1].split()[-4:] == [*POLICIES, OPTIMUM]
-    assert lines[-1].split() == ["73.7", "kB", "(90%)", *["86.7%"] * 4]  # 8 experts of 60 uses are read once
+    assert lines[0] == "30 passes, 1 layers, 81.9 kB of experts" and lines[1].split()[-5:] == [*POLICIES, OPTIMUM]
+    assert lines[-1].split() == ["73.7", "kB", "(90%)", *["86.7%"] * 5]  # 8 experts of 60 uses are read once
     facts = json.loads(invoke(main, ["trace", str(path), "--warm-up", "15", "--json"], fakes, home).stdout)
     assert facts["passes"] == 30 and facts["runs"][-1]["policy"] == OPTIMUM and facts["runs"][-1]["misses"] == 0
     refused = invoke(main, ["trace", str(tmp_path / "none")], fakes, home)
@@ -174,6 +193,8 @@ def test_closed_streams_lead_nowhere(monkeypatch: pytest.MonkeyPatch, closed: st
         (["-p", "  "], "the prompt is empty"),
         (["-p", "x", "--expert-cache", "lots"], "error: --expert-cache lots: expected auto, a number of experts per layer"),
         (["-p", "x", "--expert-cache", "0"], "error: --expert-cache 0: expected auto"),
+        (["-p", "x", "--pin", "3"], "error: --pin 3: expected LAYER:EXPERT, as in 3:17 or 3:17-20"),
+        (["-p", "x", "--pin", "3:1,2:9-8"], "error: --pin 2:9-8: expected LAYER:EXPERT"),
         (["-p", "x", "--expert-cache", "0GB"], "error: --expert-cache 0GB: expected auto"),
         (["-p", "x", "--temp", "-1"], "error: --temp -1: expected a number from 0 to 100\n"),
         (["-p", "x", "--temp", "nan"], "error: --temp nan: expected a number from 0 to 100\n"),

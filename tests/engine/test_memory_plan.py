@@ -7,7 +7,7 @@ import pytest
 
 from libcolibri.cpus import cpu_quota, usable_cores
 from libcolibri.errors import ConfigError, MemoryBudgetError
-from libcolibri.memory_plan import CacheBudget, Needs, available_memory, choose_context, parse_budget, plan_memory
+from libcolibri.memory_plan import CacheBudget, Needs, available_memory, choose_context, memory_left, parse_budget, plan_memory
 
 GIB, MB = 1 << 30, 10**6
 
@@ -94,7 +94,42 @@ def test_version_1_limit(system):
 def test_address_space_limit(system, monkeypatch):
     root, write = system
     write("proc/self/status", "VmSize:  1048576 kB")
-    monkeypatch.setattr(resource, "getrlimit", lambda kind: (3 * GIB, 3 * GIB))
+    unlimited = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: (3 * GIB, 3 * GIB) if kind == resource.RLIMIT_AS else unlimited)
+    assert available(root) == 2 * GIB
+
+
+def test_private_memory_limit(system, monkeypatch):
+    root, write = system
+    write("proc/self/status", "VmSize:  9048576 kB\nVmData:  1048576 kB")
+    limits = {resource.RLIMIT_DATA: (3 * GIB, 4 * GIB)}
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: limits.get(kind, (resource.RLIM_INFINITY, resource.RLIM_INFINITY)))
+    assert available(root) == 2 * GIB and memory_left(root / "proc", root / "cgroup") == 16 * GIB
+
+
+def test_a_soft_limit_counts_like_a_hard_one(system):
+    root, write = system
+    write("cgroup/user/app/memory.current", GIB)
+    for high, hard, expected in ((2 * GIB, 4 * GIB, GIB), ("max", 3 * GIB, 2 * GIB), (4 * GIB, 3 * GIB, 2 * GIB), ("max", "max", 16 * GIB)):
+        write("cgroup/user/app/memory.high", high)
+        write("cgroup/user/app/memory.max", hard)
+        assert available(root) == expected
+
+
+def test_over_the_limit_there_is_nothing_available(system):
+    root, write = system
+    write("cgroup/user/app/memory.current", 3 * GIB)
+    write("cgroup/user/app/memory.high", 2 * GIB)
+    assert available(root) == 0 and memory_left(root / "proc", root / "cgroup") == -GIB
+
+
+def test_version_1_knows_outer_groups_that_are_not_mounted(system):
+    root, write = system
+    write("proc/self/cgroup", "9:memory:/docker/abc")
+    write("cgroup/memory/memory.limit_in_bytes", 9223372036854771712)
+    write("cgroup/memory/memory.usage_in_bytes", GIB)
+    write("cgroup/memory/memory.memsw.limit_in_bytes", GIB)  # with swap, which is no memory
+    write("cgroup/memory/memory.stat", f"hierarchical_memory_limit {3 * GIB}\nhierarchical_memsw_limit {GIB}\nswap {GIB}")
     assert available(root) == 2 * GIB
 
 

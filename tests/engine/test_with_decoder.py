@@ -61,9 +61,12 @@ def test_smallest_cache_and_other_chunks_give_the_same_bits(folder, engine):
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_simulated_misses_are_those_of_the_cache(folder, engine, policy, tmp_path):
-    """Every policy gives the same bits, and the simulator, fed with the run's trace, counts what the cache counted."""
-    expected, options = engine.new_session().logits(PROMPT), {"expert_cache": 3, "prefill_chunk": 6, "expert_policy": policy}
-    with Engine.open(folder, parts=real_parts(), trace=tmp_path / "trace", **options) as other:
+    """Every policy gives the same bits, and the simulator, fed with the run's trace, counts what the cache counted.
+
+    Token by token: of a prompt's experts those are computed first that come first, so a drive's mood decides who leaves.
+    """
+    expected, options = engine.new_session().logits(PROMPT), {"expert_cache": 3, "prefill_chunk": 1, "expert_policy": policy}
+    with Engine.open(folder, parts=real_parts(), trace=tmp_path / "trace", prefetch=False, **options) as other:
         np.testing.assert_array_equal(other.new_session().logits(PROMPT), expected)
         budget, stats = other.experts.capacity_bytes, other.expert_stats
     run = simulate(read_trace(tmp_path / "trace"), policy, budget)

@@ -4,12 +4,13 @@ import ctypes
 
 import numpy as np
 import pytest
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from libcolibri.errors import ExpertReadError, MemoryBudgetError
-from libcolibri.expert_cache import ExpertCache, floor_bytes
+from libcolibri.errors import ConfigError, ExpertReadError, MemoryBudgetError
+from libcolibri.eviction import DecayedFrequency
+from libcolibri.expert_cache import ExpertCache, floor_bytes, would_hold
 
 SIZES = {0: 4096, 1: 8192, 2: 4096, 4: 8192}
 E, K = 6, 2
@@ -134,6 +135,23 @@ class CacheMachine(RuleBasedStateMachine):
         if quorum and in_all:
             assert len(self.store.in_flight) < in_all  # waiting always gets on
 
+    @rule(n_bytes=st.integers(1, E * sum(SIZES.values())))
+    def shrink(self, n_bytes):
+        """Down to the floor, free slots first; what is being read keeps its slot; the memory is gone."""
+        before = self.cache.capacity_bytes
+        given = self.cache.shrink(n_bytes)
+        assert given == before - self.cache.capacity_bytes < n_bytes + 4096 + 8192
+        for slot_class in self.cache._classes:
+            assert slot_class.n_slots >= K and not slot_class.memory[slot_class.withdrawn].any()
+            assert given >= n_bytes or slot_class.n_slots == K or slot_class.in_flight
+
+    @rule(n_bytes=st.integers(1, E * sum(SIZES.values())))
+    def grow(self, n_bytes):
+        before, withdrawn = self.cache.capacity_bytes, self.cache.withdrawn_bytes
+        grown = self.cache.grow(n_bytes)
+        assert min(n_bytes, withdrawn) - 4096 - 8192 < grown <= n_bytes and self.cache.capacity_bytes == before + grown
+        assert self.cache.withdrawn_bytes == withdrawn - grown
+
     @invariant()
     def every_slot_has_one_owner(self):
         if not hasattr(self, "cache"):
@@ -144,7 +162,9 @@ class CacheMachine(RuleBasedStateMachine):
             flying = [r.target.ctypes.data for r in self.store.in_flight if r.layer in slots.layers]
             free = [slots.base + slot * slots.expert_bytes for slot in slots.free]
             assert len(flying) == slots.in_flight
-            assert sorted(resident + flying + free) == [slots.base + i * slots.expert_bytes for i in range(slots.n_slots)]
+            withdrawn = [slots.base + slot * slots.expert_bytes for slot in slots.withdrawn]
+            everything = [slots.base + i * slots.expert_bytes for i in range(len(slots.memory))]
+            assert sorted(resident + flying + free + withdrawn) == everything
         for layer, size in SIZES.items():
             assert self.cache.table(layer).ctypes.data == self.tables[layer].ctypes.data
             for expert in self.cache.resident(layer):
@@ -266,3 +286,142 @@ def test_budget_is_used_to_the_last_slot(budget):
     assert 0 <= left < 8192
     shares = [cache.capacity(0) / E, cache.capacity(1) / E]
     assert abs(shares[0] - shares[1]) <= 0.5
+
+
+# --- pins, filling, the past
+
+
+def one_size(slots: int, **options) -> ExpertCache:
+    return ExpertCache(FakeStore({0: 4096, 1: 4096}), slots * 4096, K, **options)
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.data())
+def test_pinned_experts_never_leave(data):
+    slots = data.draw(st.integers(K, 2 * E))
+    pairs = st.tuples(st.integers(0, 1), st.integers(0, E - 1))
+    pins = data.draw(st.sets(pairs, max_size=slots - K))
+    cache = one_size(slots)
+    cache.pin(pins)
+    seen: set = set()
+    for layer, wanted in data.draw(st.lists(st.tuples(st.integers(0, 1), st.sets(st.integers(0, E - 1), min_size=1)))):
+        cache.begin_pass(1)
+        left = set(wanted)
+        while left:  # as the decoder's waves do
+            ready = left & set(cache.resident(layer))
+            left -= ready
+            if left:
+                cache.demand(layer, sorted(left), sorted(ready))
+                assert ready <= set(cache.resident(layer))
+                cache.collect(layer, 1)
+                assert ready or left & set(cache.resident(layer))
+            seen |= {(at, expert) for at in (0, 1) for expert in cache.resident(at)} & pins
+            assert all(expert in cache.resident(at) for at, expert in seen)
+    assert cache.pinned == pins
+
+
+def test_pins_leave_the_floor():
+    cache = one_size(5)
+    cache.pin([(0, 1), (1, 5)])
+    with pytest.raises(MemoryBudgetError, match="4 pinned experts leave 1 of the expert cache's 5 slots, one token needs 2: pin fewer"):
+        cache.pin([(0, 1), (1, 5), (1, 4), (1, 3)])
+    assert cache.pinned == {(0, 1), (1, 5)}
+    for wrong, message in (((2, 0), "pinned layer 2: .* layers 0 to 1 only"), ((0, 6), "pinned expert 6 of layer 0: expected 0 to 5")):
+        with pytest.raises(ConfigError, match=message):
+            cache.pin([wrong])
+    cache.pin([])
+    assert not cache.pinned
+    everything = one_size(2 * E)
+    everything.pin([(layer, expert) for layer in (0, 1) for expert in range(E)])
+    everything.bring_in(0, range(E))
+    everything.bring_in(1, range(E))
+    assert everything.stats.evictions == 0
+
+
+def test_fill_takes_free_slots_only():
+    cache = one_size(5)
+    cache.bring_in(0, [3])
+    wanted = iter([(0, 3), (1, 2), (1, 2), (0, 0), (0, 1), (1, 0), (1, 1)])
+    assert cache.fill(wanted, 2) == 2 and (cache.resident(0), cache.resident(1)) == ([0, 3], [2])
+    assert cache.fill(wanted, 5) == 2 and cache.fill(wanted, 1) == 0
+    assert (cache.resident(0), cache.resident(1)) == ([0, 1, 3], [0, 2])
+    assert (cache.stats.evictions, cache.stats.read_bytes) == (0, 5 * 4096)
+
+
+def test_fill_leaves_alone_what_is_being_read():
+    cache = one_size(4)
+    cache.bring_in(0, [0])
+    cache.demand(0, [1, 2], [0])  # and the pass is cancelled
+    assert cache.fill(iter([(0, 1), (0, 2), (0, 3)]), 3) == 1
+    cache.collect(0)
+    assert cache.resident(0) == [0, 1, 2, 3] and cache.stats.read_bytes == 4 * 4096
+
+
+@pytest.mark.parametrize("broken", ["read", "start"])
+def test_a_failed_fill_gives_its_slots_back(broken):
+    cache = one_size(4)
+    store, start = cache._store, cache._store.start
+
+    def refuse(*arguments, **options):
+        raise ExpertReadError("no thread")
+
+    if broken == "start":
+        store.start = refuse
+    store.bad = {(0, 0), (1, 1), (0, 2)}
+    with pytest.raises(ExpertReadError):
+        cache.fill(iter([(0, 0), (1, 1), (0, 2)]), 3)
+    store.bad, store.start = set(), start
+    assert cache.resident(0) == cache.resident(1) == []
+    cache.bring_in(0, [0, 1, 2, 3])
+    assert cache.stats.evictions == 0
+
+
+def test_preload_takes_the_first_first():
+    cache = one_size(5)
+    cache.preload(first=[(1, 5), (0, 4), (1, 5), (1, 3)])
+    assert (cache.resident(0), cache.resident(1)) == ([0, 4], [0, 3, 5])
+    mixed, store = ExpertCache(FakeStore(), 4 * 4096 + 3 * 8192, K), FakeStore()
+    first = [(1, 5), (4, 4), (1, 3), (4, 2), (0, 5)]  # more of the large ones than there are slots
+    mixed.preload(first=first)
+    held = {(layer, expert) for layer in SIZES for expert in mixed.resident(layer)}
+    assert held == would_hold(store, 4 * 4096 + 3 * 8192, K, first) == {(1, 5), (4, 4), (1, 3), (0, 5), (0, 0), (2, 0), (0, 1)}
+    with pytest.raises(MemoryBudgetError, match="cannot hold"):
+        would_hold(store, 4096, K, first)
+
+
+class Past:
+    """A usage history that knows rates."""
+
+    def __init__(self, **rates):
+        self._rates, self.passes = rates, []
+
+    def rates(self):
+        return {int(layer[1:]): np.array(rates) for layer, rates in self._rates.items()}
+
+    def note_pass(self, routed):
+        self.passes.append({layer: ids.tolist() for layer, ids in routed.items()})
+
+
+def test_what_was_hot_in_the_past_stays_longest():
+    past = Past(l0=[0.9, 0.05, 0, 0, 0, 0], l1=[0.5, 0.02, 0, 0, 0, 0])
+    cache = one_size(4, usage=past, policy="decayed_frequency")
+    cache.fill(iter([(0, 0), (0, 1), (1, 0), (1, 1)]), 4)
+    cache.begin_pass(1)
+    cache.bring_in(0, [5])
+    assert (cache.resident(0), cache.resident(1)) == ([0, 1, 5], [0])
+    cache.end_pass({0: np.array([[5]]), 1: np.array([[0]])})
+    assert past.passes == [{0: [[5]], 1: [[0]]}]
+    cache.begin_pass(1)
+    cache.bring_in(1, [3])
+    assert (cache.resident(0), cache.resident(1)) == ([0, 5], [0, 3])  # a use just now counts more than one in twenty
+
+
+def test_a_remembered_score_is_where_a_run_would_settle():
+    policy, past = DecayedFrequency(1, 3), DecayedFrequency(1, 3)
+    for clock in range(1, 400):
+        policy.begin_pass(1, 2)
+        policy.note(0, np.array([1, clock % 2 == 0, clock % 4 == 0]))
+    past.remember(np.array([[1.0, 0.5, 0.25]]))
+    assert np.abs(policy.heat - 399 / policy.half_life_tok - past.heat).max() < 0.3
+    past.remember(np.zeros((1, 3)))
+    assert np.isneginf(past.heat).all()
