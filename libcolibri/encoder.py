@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Protocol
 
 import numpy as np
-from safetensors import SafetensorError, safe_open
 
 from .errors import ConfigError, FormatError, TokenizerError
 from .format import DENSE_NAME, MANIFEST_NAME, Manifest, check_files, read_manifest
 from .kernels.kernel_set import KernelSet
 from .matrix import Matrix
 from .models.encoder import EncoderConfig, EncoderProgram, EncoderWeights, bind_encoder, parse_encoder_config
+from .safetensors_reader import read_arrays
 from .thread_team import Team
 from .tokenizer import Tokenizer
 
@@ -159,15 +159,11 @@ def _usable_cores() -> int:
 
 def _read_dense(folder: Path, manifest: Manifest) -> Mapping[str, Matrix | np.ndarray]:
     """Every tensor of dense.safetensors (check_files has compared it with the manifest): matrices in tiles, vectors float32."""
-    tensors: dict[str, Matrix | np.ndarray] = {}
-    try:
-        with safe_open(folder / DENSE_NAME, framework="numpy") as file:
-            for name, entry in manifest.tensors.items():
-                stored = file.get_tensor(name)
-                tensors[name] = Matrix(entry.type, *entry.shape, stored) if len(entry.shape) == 2 else stored
-    except (SafetensorError, OSError) as error:
-        raise FormatError(f"{folder / DENSE_NAME}: cannot be read ({error}); copy or convert the model again") from error
-    return tensors
+    stored, _ = read_arrays(folder / DENSE_NAME)
+    return {
+        name: Matrix(entry.type, *entry.shape, stored[name]) if len(entry.shape) == 2 else stored[name]
+        for name, entry in manifest.tensors.items()
+    }
 
 
 def _fingerprint(manifest: Manifest, config: EncoderConfig) -> str:

@@ -118,6 +118,7 @@ class Engine:
         self.usage: UsageHistory | None = None
         self.warmer: CacheWarmer | None = None
         self._decoder: Any = None
+        self._trace: TraceWriter | None = None
         self._lock = TurnLock()
         self._closing = ExitStack()
         self._closed = False
@@ -216,14 +217,15 @@ class Engine:
         beyond_memory = self.plan.experts_total > self.plan.free
         store = ExpertStore(self.path, self.manifest, drop_page_cache=beyond_memory, verify=options.verify)
         self._closing.callback(store.close)
-        trace = None if options.trace is None else self._closing.enter_context(_open_trace(Path(options.trace), store))
+        if options.trace is not None:
+            self._trace = self._closing.enter_context(_open_trace(Path(options.trace), store))
         if options.usage_history is not None:
             self.usage = UsageHistory(history_file(options.usage_history, self.fingerprint), self.fingerprint, store.num_experts)
             self._closing.callback(self.usage.save)
         per_token = self.config.num_experts_per_tok
         watch = MemoryWatch() if can_give_back() else None
         budget, policy = self.plan.experts, options.policy
-        self.experts = ExpertCache(store, budget, per_token, policy=policy, trace=trace, usage=self.usage, watch=watch)
+        self.experts = ExpertCache(store, budget, per_token, policy=policy, trace=self._trace, usage=self.usage, watch=watch)
         self.experts.pin(options.pins)
         first = [*sorted(options.pins), *(self.usage.usage.hottest_first() if self.usage is not None else ())]
         if options.preload:
@@ -251,12 +253,13 @@ class Engine:
     @property
     def notices(self) -> tuple[str, ...]:
         """What happened since the model was opened that a user should know, a sentence each."""
+        found = [] if self._trace is None or self._trace.remark is None else [self._trace.remark]
         experts = self.experts
-        if experts is None or not experts.stats.shrinks:
-            return ()
-        times = "once" if experts.stats.shrinks == 1 else f"{experts.stats.shrinks} times"
-        now, planned = size_text(experts.capacity_bytes), size_text(experts.capacity_bytes + experts.withdrawn_bytes)
-        return (f"memory ran short: the expert cache gave some back {times} and has {now} of {planned} now",)
+        if experts is not None and (count := experts.stats.shrinks):
+            times = "once" if count == 1 else f"{count} times"
+            now, planned = size_text(experts.capacity_bytes), size_text(experts.capacity_bytes + experts.withdrawn_bytes)
+            found.append(f"memory ran short: the expert cache gave some back {times} and has {now} of {planned} now")
+        return (*found, *(self.usage.notices if self.usage is not None else ()))
 
     @property
     def end_ids(self) -> frozenset[int]:
@@ -359,8 +362,9 @@ def _check_settings(threads: int | None, prefetch: str | bool, prefill_chunk: in
 
 
 def _prefetch(setting: str | bool) -> Prefetch | None:
-    mode = {True: "on", False: "off"}.get(setting, setting)  # type: ignore[call-overload]
-    return None if mode == "off" else Prefetch(mode)
+    if isinstance(setting, bool):
+        setting = "on" if setting else "off"
+    return None if setting == "off" else Prefetch(setting)
 
 
 def kv_dtype(manifest: Manifest) -> type:

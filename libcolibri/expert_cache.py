@@ -99,7 +99,7 @@ class _SlotClass:
 
 @dataclass(slots=True, eq=False)
 class _Fetch:
-    """An expert on its way into a slot; `ahead` until a layer has asked for it."""
+    """An expert on its way into a slot; `ahead` until this pass has asked for it."""
 
     layer: int
     expert: int
@@ -243,6 +243,8 @@ class ExpertCache:
         """A forward pass over `n_tok` tokens begins: from now on uses are newer. What an interrupted pass was reading goes on."""
         self.clock += 1
         self._look_at_memory()
+        for fetch in self._fetches.values():
+            fetch.ahead = True  # what failed in an earlier pass must not end this one
         self._ahead.clear()
         self._told.clear()
         if not self.holds_everything:

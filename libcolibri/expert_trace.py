@@ -6,7 +6,6 @@ Out: JSON lines: first the facts of the model, then one line per pass with the e
 The file holds expert numbers only: no tokens, no text.
 """
 
-import itertools
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,9 +20,14 @@ TRACE_FORMAT = "colibri-expert-trace-1"
 
 
 class TraceWriter:
-    """Appends a line for each pass to a new file; a line that was cut short by a crash is ignored by the reader."""
+    """Appends a line for each pass to a new file; a line that was cut short by a crash is ignored by the reader.
+
+    A drive that takes no more ends the recording, not the run that is recorded: `error` says why, `passes` how many lines there are.
+    """
 
     def __init__(self, path: Path, expert_bytes: Mapping[int, int], num_experts: Mapping[int, int]):
+        self.path, self.passes = path, 0
+        self.error: OSError | None = None
         self._file = path.open("w", encoding="utf-8", buffering=1)  # whole lines reach the file, whatever ends the process
         layers = sorted(expert_bytes)
         facts = {
@@ -36,14 +40,31 @@ class TraceWriter:
 
     def add(self, n_tok: int, experts: Sequence[np.ndarray]) -> None:
         """One pass over `n_tok` tokens: the experts of each routed layer, an entry for every token that uses one, in any order."""
+        if self.error is not None:
+            return
         found = [np.unique(used, return_counts=True) for used in experts]
         line: dict[str, Any] = {"n_tok": n_tok, "experts": [used.tolist() for used, _ in found]}
         if n_tok > 1:
             line["counts"] = [counts.tolist() for _, counts in found]
-        self._file.write(json.dumps(line, separators=(",", ":")) + "\n")
+        try:
+            self._file.write(json.dumps(line, separators=(",", ":")) + "\n")
+            self.passes += 1
+        except OSError as error:
+            self.error = error
+
+    @property
+    def remark(self) -> str | None:
+        """A sentence about a recording that ended early; None for one that is whole."""
+        if self.error is None:
+            return None
+        return f"trace {self.path}: recording ended after {self.passes} passes ({self.error.strerror}): give a path on a drive with room"
 
     def close(self) -> None:
-        self._file.close()
+        """Nothing is written any more. What a full drive did not take is given up."""
+        try:
+            self._file.close()
+        except OSError as error:
+            self.error = self.error or error
 
     def __enter__(self) -> Self:
         return self
@@ -112,9 +133,9 @@ def _fits(n_tok: Any, experts: Any, counts: Any, num_experts: Sequence[int]) -> 
         return False
     if counts is None:
         return True
-    return isinstance(counts, list) and all(
-        _valid(layer, n_tok + 1) and len(layer) == len(used) for layer, used in itertools.zip_longest(counts, experts, fillvalue=None)
-    )
+    if not isinstance(counts, list) or len(counts) != len(experts):
+        return False
+    return all(_valid(layer, n_tok + 1) and len(layer) == len(used) for layer, used in zip(counts, experts, strict=True))
 
 
 def _valid(used: Any, count: int) -> bool:

@@ -15,9 +15,10 @@ from .arena import align_up, allocate
 from .blocks.base import TensorSpec
 from .config import ModelConfig
 from .errors import FormatError
-from .file_reader import PIECE_BYTES, FileReader, ParallelReader, ReadRequest
+from .file_reader import FileReader
 from .format import DENSE_NAME, MANIFEST_NAME, ExpertsEntry, Manifest, dense_slots
 from .matrix import Matrix
+from .parallel_reader import PIECE_BYTES, ParallelReader, ReadRequest
 from .weights import ExpertLayout, LayerWeights, ModelWeights, Norm, PartLayout, SublayerWeights
 
 TENSOR_ALIGN = 64  # kernels load whole cache lines
@@ -130,7 +131,7 @@ class _Binder:
         waiting = 0
         for name, offset in self.offsets.items():
             slot = self.slots[name]
-            batches[-1].append(ReadRequest(file, slot.start, self.block[offset : offset + slot.nbytes], name))
+            batches[-1].append(ReadRequest((file,), slot.start, self.block[offset : offset + slot.nbytes], name))
             waiting += slot.nbytes
             if waiting >= 16 * PIECE_BYTES:
                 batches.append([])

@@ -73,6 +73,23 @@ def read_header(path: Path) -> dict[str, TensorSlot]:
     Checked: header length and JSON, known dtypes, shape * item size == bytes (in unbounded integers), every offset inside the file,
     no overlap, no hole, no bytes missing or left over. FormatError names file and tensor.
     """
+    header, data_start, size = _load(path)
+    header.pop("__metadata__", None)
+    slots = {name: _slot(f"{path}: tensor {name!r}", entry, data_start) for name, entry in header.items()}
+    _check_cover(path, slots, data_start, size)
+    return slots
+
+
+def read_metadata(path: Path) -> dict[str, str]:
+    """The strings that a safetensors file says about itself; FormatError when they are none."""
+    metadata = _load(path)[0].get("__metadata__", {})
+    if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
+        raise FormatError(f"{path}: its metadata is no table of strings: the file is damaged")
+    return metadata
+
+
+def _load(path: Path) -> tuple[dict[str, Any], int, int]:
+    """The JSON header, where the data begins, and the size of the file."""
     try:
         size = path.stat().st_size
         with path.open("rb") as file:
@@ -83,11 +100,7 @@ def read_header(path: Path) -> dict[str, TensorSlot]:
             raw = file.read(length)
     except OSError as error:
         raise FormatError(f"{path}: cannot be read ({error.strerror}): check that the file exists and is readable") from error
-    header = strict_json(raw, f"{path}: the header")
-    header.pop("__metadata__", None)
-    slots = {name: _slot(f"{path}: tensor {name!r}", entry, 8 + length) for name, entry in header.items()}
-    _check_cover(path, slots, 8 + length, size)
-    return slots
+    return strict_json(raw, f"{path}: the header"), 8 + length, size
 
 
 def _slot(what: str, entry: object, data_start: int) -> TensorSlot:

@@ -12,13 +12,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
-from .errors import ColibriError, ConfigError, ContextLengthError, FormatError, TokenizerError
+from .errors import ColibriError, ConfigError, ContextLengthError, DiskSpaceError, FormatError, TokenizerError
 from .generator import Generation, Limits, Step
 from .prompt_encoder import EncodedPrompt, encode_messages, is_conversation
 from .reasoning import ReasoningSplitter
+from .safetensors_reader import read_arrays
 from .text_filter import NoText, StoppableText, TextFilter
 
 if TYPE_CHECKING:
@@ -236,15 +237,19 @@ class Session:
     # --- resuming later
 
     def save(self, path: str | Path) -> None:
-        """Write tokens and state to a safetensors file, complete or not at all."""
+        """Write tokens and state to a safetensors file, complete or not at all. DiskSpaceError when the drive does not take it."""
         path = Path(path)
         with self.using():
             self._state.truncate(self._state.n_tok)  # an interrupted pass may have left it halfway
             metadata = {"format": SESSION_FORMAT, "model": self._engine.fingerprint, "n_tok": str(self._state.n_tok)}
             arrays = self._state.export() | {"tokens": np.array(self.tokens, np.int64)}
         partial = path.with_name(path.name + ".partial")
-        save_file(arrays, partial, metadata)
-        os.replace(partial, path)
+        try:
+            save_file(arrays, partial, metadata)
+            os.replace(partial, path)
+        except (OSError, SafetensorError) as error:
+            partial.unlink(missing_ok=True)
+            raise DiskSpaceError(f"{path}: the session cannot be saved ({error}): make room, or give a path in another folder") from error
 
     @classmethod
     def load(cls, engine: "Engine", path: str | Path) -> "Session":
@@ -266,10 +271,8 @@ class Session:
 
 def _read_session(path: Path, fingerprint: str) -> tuple[list[int], int, dict[str, np.ndarray]]:
     try:
-        with safe_open(path, framework="numpy") as file:
-            metadata = file.metadata() or {}
-            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # not a dict: it has no iterator
-    except (OSError, SafetensorError) as error:
+        arrays, metadata = read_arrays(path)
+    except FormatError as error:
         raise FormatError(f"{path}: is no saved session ({error})") from error
     if metadata.get("format") != SESSION_FORMAT:
         raise FormatError(f"{path}: has format {metadata.get('format')!r}, expected {SESSION_FORMAT!r}: it is no session of this version")

@@ -13,9 +13,10 @@ The file holds expert numbers only: no tokens, no text. Format 1 is a JSON objec
     uses         for each of them, the decayed uses of its experts
 
 It is a help, never needed: a file that is damaged or another model's is replaced, one that cannot be written goes unwritten, and a file
-that is no usage history at all is left alone. `remarks` says so.
+that is no usage history at all is left alone. `remarks` and `notices` say so.
 """
 
+import glob
 import json
 import math
 import os
@@ -68,12 +69,17 @@ class UsageHistory:
             self._writable = False
             self._remark(f"usage history {self.path}: {folder} cannot be written to; what is used is not remembered")
         self._new, self._new_weight, self._new_tok = np.zeros(sum(self._num_experts.values())), 0.0, 0
-        self._saved_s = clock()
+        self._saved_s, self._n_opening = clock(), len(self._remarks)
 
     @property
     def remarks(self) -> tuple[str, ...]:
-        """What a user should know about the file, a sentence each."""
-        return tuple(self._remarks)
+        """What a user should know about the file as it was found, a sentence each."""
+        return tuple(self._remarks[: self._n_opening])
+
+    @property
+    def notices(self) -> tuple[str, ...]:
+        """The same about what happened to it since then."""
+        return tuple(self._remarks[self._n_opening :])
 
     @property
     def tokens(self) -> int:
@@ -94,7 +100,8 @@ class UsageHistory:
         """A forward pass has ended. routed: by layer, the experts of each token, int64 (T, K). Saves now and then."""
         n_tok = len(next(iter(routed.values())))
         fade = _fade(n_tok)
-        places = np.concatenate([ids.reshape(-1) + self._offsets[layer] for layer, ids in routed.items()])
+        places = np.concatenate([ids.reshape(-1) for ids in routed.values()])
+        places += np.repeat([self._offsets[layer] for layer in routed], [ids.size for ids in routed.values()])
         self._new *= fade
         self._new += np.bincount(places, minlength=len(self._new))
         self._new_weight, self._new_tok = self._new_weight * fade + n_tok, self._new_tok + n_tok
@@ -202,7 +209,9 @@ def _fade(n_tok: int) -> float:
 
 
 def forget(path: Path) -> bool:
-    """Remove a usage history; whether there was one. OSError where that is not allowed."""
+    """Remove a usage history, and what a process that was killed left beside it; whether there was one. OSError where not allowed."""
+    for partial in path.parent.glob(f"{glob.escape(path.name)}.*.partial"):
+        partial.unlink(missing_ok=True)
     try:
         os.unlink(path)
     except FileNotFoundError:

@@ -15,6 +15,7 @@ from click.testing import CliRunner, Result
 from colibri_cli.app import COMMANDS, main
 from colibri_cli.commands import chat, ingest
 from colibri_cli.errors import FAILED, INTERRUPTED, NOT_IN_DOCUMENTS, SKIPPED, USAGE, reports_errors, user_message
+from colibri_cli.repl.state import ReplState
 
 from libcolibri.cache_simulator import OPTIMUM
 from libcolibri.errors import ConfigError, FormatError
@@ -92,6 +93,14 @@ def test_experts_are_pinned(home: Path) -> None:
     fakes = FakeServices(FakeEngine("x"))
     invoke(main, ["run", "-m", "a-chat-model", "-p", "Hi", "--pin", "3:17, 3:20-22", "--pin", "0:1"], fakes, home)
     assert fakes.opened[-1][1]["pin"] == [(3, 17), (3, 20), (3, 21), (3, 22), (0, 1)]
+
+
+def test_pins_are_for_the_model_that_was_named(home: Path) -> None:
+    fakes = FakeServices(FakeEngine())
+    state = ReplState(fakes.services(home), engine_options={"pin": [(0, 1)], "preload": True})
+    for path in (home / "a", home / "b", home / "a"):
+        state.open_model(path)
+    assert ["pin" in options for _, options in fakes.opened] == [True, False, False] and fakes.opened[1][1]["preload"]
 
 
 def test_run_records_a_trace_and_trace_replays_it(home: Path, tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from tests.io_shim import Drive
 ROOT = Path(__file__).resolve().parents[2]
 PROMPT, MAX_TOKENS = [(11 * i * i + 3 * i) % 300 for i in range(12)], 12
 COMMAND = [sys.executable, "-c", "from colibri_cli.app import main; main()", "run", "-n", str(MAX_TOKENS), "--threads", "1", "--json"]
+COMMAND += ["--no-usage-history"]  # what one program used is not to change what another reads
 EXPERTS_PER_S = 150  # that the slow drive gives
 
 

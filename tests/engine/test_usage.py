@@ -132,6 +132,23 @@ def test_what_is_wrong_with_the_file_is_a_remark(folder, tmp_path):
     assert (tmp_path / "h").read_bytes() == b"Dear diary"
 
 
+def test_what_goes_wrong_with_it_later_is_a_notice(folder, tmp_path):
+    with open_engine(folder, usage_history=tmp_path / "h") as engine:
+        engine.new_session().logits(PROMPT)
+        (tmp_path / "h").write_bytes(b"mine")
+        engine.usage.save()
+        assert engine.remarks == () and "left alone" in engine.notices[0]
+
+
+def test_a_folder_has_a_file_for_each_model(folder, known, tmp_path):
+    with open_engine(folder, usage_history=tmp_path) as engine:
+        engine.new_session().logits(PROMPT[:3])
+        name = f"{engine.fingerprint[:32]}.json"
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+    with open_engine(folder, usage_history=tmp_path) as engine:
+        assert engine.usage.tokens == 3
+
+
 def test_a_history_of_other_weights_is_begun_anew(folder, known, tmp_path):
     text = known[0].read_text().replace('"model":"', '"model":"0')
     (tmp_path / "h").write_text(text)

@@ -1,14 +1,19 @@
 """The engine over the real decoder: neither cache size, nor chunks, nor reuse, nor a saved session changes a bit."""
 
+import os
+import re
+import resource
+import shutil
 import threading
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from libcolibri.cache_simulator import OPTIMUM, simulate
 from libcolibri.engine import Engine, Parts, _longer_chunk
-from libcolibri.errors import ConfigError
+from libcolibri.errors import ConfigError, DiskSpaceError, ExpertReadError
 from libcolibri.eviction import POLICIES
 from libcolibri.expert_trace import read_trace
 from libcolibri.memory_plan import MemoryPlan
@@ -108,6 +113,60 @@ def _plan_of(experts: int) -> MemoryPlan:
 def test_a_trace_that_cannot_be_written_is_named(folder, tmp_path):
     with pytest.raises(ConfigError, match="cannot be written"):
         Engine.open(folder, parts=real_parts(), trace=tmp_path / "no" / "trace")
+
+
+if Path("/dev/full").is_char_device():
+
+    def test_a_full_drive_ends_the_recording_and_not_the_run(folder, engine, tmp_path):
+        expected = engine.new_session().logits(PROMPT)
+        with Engine.open(folder, parts=real_parts(), expert_cache=2, prefill_chunk=8, trace=tmp_path / "trace") as other:
+            session = other.new_session()
+            np.testing.assert_array_equal(session.logits(PROMPT[:8]), expected[:8])
+            assert other.notices == ()
+            with open("/dev/full", "w") as full:
+                os.dup2(full.fileno(), other._trace._file.fileno())
+                np.testing.assert_array_equal(session.logits(PROMPT), expected)
+            assert re.fullmatch(r"trace .*/trace: recording ended after 1 passes \(No space left on device\): .*", other.notices[0])
+
+
+def test_a_session_that_the_drive_does_not_take(engine, tmp_path):
+    """One line, nothing left behind, and the session goes on."""
+    session, limits = engine.new_session(), resource.getrlimit(resource.RLIMIT_FSIZE)
+    list(session.generate(PROMPT, max_tokens=4))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2000, limits[1]))
+    try:
+        with pytest.raises(DiskSpaceError, match=r"/s: the session cannot be saved \(.*too large.*\): make room"):
+            session.save(tmp_path / "s")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert list(tmp_path.iterdir()) == []
+    session.save(tmp_path / "s")
+    assert engine.load_session(tmp_path / "s").tokens == session.tokens
+
+
+@pytest.mark.parametrize("happening", ["deleted", "renamed", "truncated", "replaced in place"])
+def test_a_model_that_goes_away_while_it_runs(happening, tmp_path):
+    """Right tokens or an error that says what happened; never others. The dense part is in memory."""
+    folder = make_model(tmp_path / "model", num_experts=8)
+    with Engine.open(folder, parts=real_parts(), expert_cache=2) as engine:
+        expected = [s.token_id for s in engine.new_session().generate(PROMPT, max_tokens=8)]
+        if happening == "deleted":
+            shutil.rmtree(folder)
+        elif happening == "renamed":
+            folder.rename(tmp_path / "elsewhere")
+        else:
+            other = make_model(tmp_path / "other", seed=5, num_experts=8)
+            for path in folder.glob("*.safetensors"):
+                if happening == "truncated":
+                    os.truncate(path, 5000)
+                else:
+                    shutil.copyfile(other / path.name, path)
+        if happening in ("deleted", "renamed"):
+            assert [s.token_id for s in engine.new_session().generate(PROMPT, max_tokens=8)] == expected
+            return
+        what = "cannot be read .*ends at byte" if happening == "truncated" else "has wrong bytes"
+        with pytest.raises(ExpertReadError, match=rf"experts-0000\d\S+: layer \d expert \d {what}.*changed while the model was open"):
+            list(engine.new_session().generate(PROMPT, max_tokens=8))
 
 
 def test_reuse_and_resumption_give_the_same_tokens(engine, tmp_path):

@@ -242,6 +242,21 @@ def test_a_guess_that_cannot_be_read_is_the_askers_affair():
     assert cache.resident(1) == [3]
 
 
+def test_what_failed_in_an_earlier_pass_is_read_again():
+    store = FakeStore({0: 4096})
+    store.bad = {(0, 1), (0, 2)}
+    cache = ExpertCache(store, 4 * 4096, K)
+    cache.begin_pass(1)
+    with pytest.raises(ExpertReadError):
+        cache.bring_in(0, [1, 2])
+    assert len(store.in_flight) == 1  # the pass ended before it learned of the second
+    cache.begin_pass(1)
+    cache.collect(0)
+    store.bad.clear()
+    cache.bring_in(0, [1, 2])
+    assert cache.resident(0) == [1, 2]
+
+
 def test_an_interrupt_while_waiting_frees_no_slot():
     store = FakeStore({0: 4096})
     cache = ExpertCache(store, 3 * 4096, K)

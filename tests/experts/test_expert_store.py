@@ -66,7 +66,7 @@ def test_direct_reads_where_the_drive_knows_them(folder, tmp_path):
 
 
 def test_pieces_of_a_large_expert(folder, monkeypatch):
-    monkeypatch.setattr("libcolibri.file_reader.PIECE_BYTES", 1000)
+    monkeypatch.setattr("libcolibri.parallel_reader.PIECE_BYTES", 1000)
     store = ExpertStore(folder, read_manifest(folder))
     assert read(store, 0, [1, 2]) == [expected_bytes(folder, 0, e) for e in (1, 2)]
 

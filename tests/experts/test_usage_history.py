@@ -109,7 +109,9 @@ def test_the_file_holds_numbers_only(tmp_path):
     kept.save()
     facts = json.loads((tmp_path / "h").read_text())
     assert set(facts) == {"format", "model", "tokens", "weight", "layers", "uses"} and facts["model"] == MODEL
+    (tmp_path / "h.12-34.partial").write_text("of a process that was killed")
     assert forget(tmp_path / "h") and not forget(tmp_path / "h") and read_usage(tmp_path / "h", MODEL, SHAPE) is None
+    assert os.listdir(tmp_path) == []
 
 
 def written(tmp_path: Path) -> Path:
@@ -182,7 +184,7 @@ def test_a_file_that_takes_its_place_later_is_left_alone_too(tmp_path):
     kept.note_pass(routed(2))
     (tmp_path / "h").write_bytes(b"mine")
     kept.save()
-    assert (tmp_path / "h").read_bytes() == b"mine" and len(kept.remarks) == 1
+    assert (tmp_path / "h").read_bytes() == b"mine" and kept.remarks == () and "left alone" in kept.notices[0]
 
 
 def test_what_cannot_be_written_is_a_remark(tmp_path, monkeypatch):
@@ -191,7 +193,7 @@ def test_what_cannot_be_written_is_a_remark(tmp_path, monkeypatch):
         kept = history(path)
         kept.note_pass(routed(1))
         kept.save()
-        assert words in kept.remarks[0] and len(kept.remarks) == 1
+        assert words in kept.remarks[0] and len(kept.remarks) == 1 and kept.notices == ()
     kept = history(tmp_path / "h")
 
     def full(*arguments):
@@ -201,7 +203,7 @@ def test_what_cannot_be_written_is_a_remark(tmp_path, monkeypatch):
     for _ in range(2):
         kept.note_pass(routed(1))
         kept.save()
-    assert len(kept.remarks) == 1 and f"{tmp_path / 'h'}: cannot be written (No space left on device); what" in kept.remarks[0]
+    assert len(kept.notices) == 1 and f"{tmp_path / 'h'}: cannot be written (No space left on device); what" in kept.notices[0]
     monkeypatch.undo()
     kept.save()
     assert stored(tmp_path / "h")[0] == 2

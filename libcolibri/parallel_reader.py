@@ -1,0 +1,273 @@
+"""Many reads at once, from one drive or from several with the same files; what somebody waits for goes first.
+
+In:  requests, urgent or not
+Out: filled targets, and for each request that could not be read the OSError
+
+A request is cut into pieces. Each drive has threads that take pieces from a common queue, so that the faster drive does more of them. A
+drive leaves a piece alone that the others are expected to have sooner. A piece that fails is tried once more, on another drive if
+there is one.
+"""
+
+import errno
+import threading
+import time
+import weakref
+import zlib
+from collections import deque
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import numpy as np
+
+from .drive import Drive
+from .file_reader import FileReader, WrongBytesError
+
+READ_THREADS = 4
+# One piece keeps a device queue busy; smaller ones let several threads share one large expert.
+PIECE_BYTES = 2 << 20
+ATTEMPTS = 2  # a drive's or a network share's hiccup often passes
+_LEAST_WAIT_S = 1e-3
+
+
+@dataclass(frozen=True, slots=True)
+class ReadRequest:
+    """Fill `target` (uint8, contiguous) from `offset` on.
+
+    files   the file as each drive of the reader has it, the same bytes at the same place; None: not on that drive
+    name    says in errors what the bytes are
+    crc32   their checksum, for `ParallelReader.check`
+    """
+
+    files: tuple[FileReader | None, ...]
+    offset: int
+    target: np.ndarray
+    name: str
+    crc32: str = ""
+
+
+class _Piece:
+    """A part of a request. attempts: how often each drive has failed to read it."""
+
+    __slots__ = ("attempts", "offset", "reads", "request", "view")
+
+    def __init__(self, reads: "Reads", request: ReadRequest, view: memoryview, offset: int):
+        self.reads, self.request, self.view, self.offset = reads, request, view, offset
+        self.attempts = [0 if file is not None else ATTEMPTS for file in request.files]
+
+
+class Reads:
+    """Requests under way; their targets belong to them until `wait` returns."""
+
+    def __init__(self, queue: "_Queue", requests: Sequence[ReadRequest], piece_bytes: int):
+        self._queue = queue
+        self.pieces = [_Piece(self, request, *piece) for request in requests for piece in _pieces(request, piece_bytes)]
+        self.left, self.urgent = len(self.pieces), True
+        self.failed: dict[int, tuple[ReadRequest, OSError]] = {}
+        self.broken: BaseException | None = None  # our own bug, not the drive's fault
+        self.ended = threading.Event()
+        if not self.left:
+            self.ended.set()
+
+    def promote(self) -> None:
+        """From now on somebody waits for these: what has not begun goes before everything that nobody waits for."""
+        self._queue.promote(self)
+
+    def is_done(self) -> bool:
+        """Whether every read has ended, well or not. Does not block."""
+        return self.ended.is_set()
+
+    def wait(self) -> list[tuple[ReadRequest, OSError]]:
+        """The requests that failed, once each, with the error. Every read has ended on return."""
+        if not self.ended.is_set():
+            self.promote()
+            self.ended.wait()
+        if self.broken is not None:
+            raise self.broken
+        return list(self.failed.values())
+
+
+class ParallelReader:
+    """Threads that read; they wait on the drive, so more of them than cores are fine. Any thread may call any method.
+
+    drives        the drives, in the order of a request's files; None: one, of READ_THREADS
+    piece_bytes   what a thread reads at once; None: PIECE_BYTES
+    """
+
+    def __init__(self, drives: Sequence[Drive] | None = None, piece_bytes: int | None = None):
+        self.drives = tuple(drives) if drives is not None else (Drive("", READ_THREADS),)
+        self._piece_bytes = piece_bytes
+        self._queue = _Queue(self.drives)
+        self._checks = ThreadPoolExecutor(READ_THREADS, thread_name_prefix="colibri-check")  # starts a thread when there is work for it
+        # The threads know the queue only, so that a reader that nobody closed and nobody has any more ends them.
+        self._finalizer = weakref.finalize(self, self._queue.stop)
+        for number, drive in enumerate(self.drives):
+            for _ in range(drive.threads):
+                self._queue.add_thread(number)
+
+    def start(self, requests: Iterable[ReadRequest], urgent: bool = True) -> Reads:
+        """Begin all requests and return at once. Those that are not urgent are read while no urgent piece waits."""
+        reads = Reads(self._queue, list(requests), self._piece_bytes or PIECE_BYTES)
+        self._queue.add(reads, urgent)
+        return reads
+
+    def read(self, requests: Iterable[ReadRequest]) -> list[tuple[ReadRequest, OSError]]:
+        """Carry out all requests; returns those that failed, once each, with the error. Every read has ended on return."""
+        return self.start(requests).wait()
+
+    def check(self, requests: Sequence[ReadRequest]) -> list[tuple[ReadRequest, OSError]]:
+        """The requests whose targets do not have their checksum, with a WrongBytesError; several at once."""
+        sums = self._checks.map(lambda request: f"{zlib.crc32(request.target):08x}", requests)
+        return [
+            (request, WrongBytesError(f"checksum {found}, expected {request.crc32}"))
+            for request, found in zip(requests, sums, strict=True)
+            if found != request.crc32
+        ]
+
+    def close(self) -> None:
+        """Wait for reads that have begun and end the threads. Pieces that have not begun fail with ECANCELED."""
+        self._finalizer()
+        self._queue.join()
+        self._checks.shutdown()
+
+
+class _Queue:
+    """What waits to be read, and the threads that do it."""
+
+    def __init__(self, drives: Sequence[Drive]):
+        self._drives = drives
+        self._urgent: deque[_Piece] = deque()
+        self._later: deque[_Piece] = deque()
+        self._changed = threading.Condition()
+        self._threads: list[threading.Thread] = []
+        self._stopped = False
+
+    def add_thread(self, number: int) -> None:
+        thread = threading.Thread(target=self._run, args=(number,), name=f"colibri-read-{number}", daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def add(self, reads: Reads, urgent: bool) -> None:
+        with self._changed:
+            if self._stopped:
+                raise ValueError("the reader is closed")
+            reads.urgent = urgent
+            (self._urgent if urgent else self._later).extend(reads.pieces)
+            self._changed.notify_all()
+
+    def promote(self, reads: Reads) -> None:
+        with self._changed:
+            reads.urgent = True
+            moved = [piece for piece in self._later if piece.reads is reads]
+            if moved:
+                self._later = deque(piece for piece in self._later if piece.reads is not reads)
+                self._urgent.extend(moved)
+                self._changed.notify_all()
+
+    def stop(self) -> None:
+        """End the threads when they have read what they are reading; what waits is not read."""
+        with self._changed:
+            self._stopped = True
+            for piece in (*self._urgent, *self._later):
+                self._end(piece, OSError(errno.ECANCELED, "the files were closed meanwhile"))
+            self._urgent.clear()
+            self._later.clear()
+            self._changed.notify_all()
+
+    def join(self) -> None:
+        for thread in self._threads:
+            thread.join()
+
+    def _run(self, number: int) -> None:
+        """A thread of drive `number`."""
+        while (piece := self._take(number)) is not None:
+            file = piece.request.files[number]
+            assert file is not None, "a piece that a drive does not have is never taken"
+            error: BaseException | None = None
+            try:
+                file.read_into(piece.view, piece.offset)
+            except BaseException as raised:  # whoever waits for the piece gets it
+                error = raised
+            self._put(number, piece, error)
+
+    def _take(self, number: int) -> _Piece | None:
+        """The next piece for drive `number`, waiting for one; None when the thread shall end."""
+        drive = self._drives[number]
+        left, left_until = None, 0.0  # the piece that was left to other drives, and how long
+        with self._changed:
+            while not self._stopped:
+                line = self._urgent or self._later
+                piece, now = self._first_for(number, line), time.perf_counter()
+                if piece is None:
+                    self._changed.wait()
+                # Another drive that were as quick as expected would have taken the piece in the time that this one would have needed.
+                elif (piece is left and now >= left_until) or not self._others_are_sooner(number, piece, line):
+                    line.remove(piece)
+                    drive.begin(len(piece.view), now)
+                    return piece
+                else:
+                    if piece is not left:
+                        left, left_until = piece, now + drive.seconds_for(len(piece.view))
+                    self._changed.wait(max(left_until - now, _LEAST_WAIT_S))
+        return None
+
+    def _first_for(self, number: int, line: deque[_Piece]) -> _Piece | None:
+        return next((piece for piece in line if number in self._candidates(piece)), None)
+
+    def _candidates(self, piece: _Piece) -> list[int]:
+        """The drives that may read a piece: those that failed at it least often, and none that was given up while others are left."""
+        able = [number for number, count in enumerate(piece.attempts) if count < ATTEMPTS]
+        sound = [number for number in able if self._drives[number].fault is None] or able
+        least = min((piece.attempts[number] for number in sound), default=0)
+        return [number for number in sound if piece.attempts[number] == least]
+
+    def _others_are_sooner(self, number: int, piece: _Piece, line: deque[_Piece]) -> bool:
+        """Whether another drive is expected to have read everything in line before drive `number` would have read this piece."""
+        drive = self._drives[number]
+        if drive.speed <= 0.0:
+            return False
+        others = [self._drives[other] for other in self._candidates(piece) if other != number and self._drives[other].speed > 0.0]
+        limit_s = drive.seconds_for(len(piece.view))
+        waiting = 0
+        for queued in line:
+            waiting += len(queued.view)
+            others = [other for other in others if other.seconds_for(waiting) < limit_s]
+            if not others:
+                return False
+        return True
+
+    def _put(self, number: int, piece: _Piece, error: BaseException | None) -> None:
+        """A piece was read, or could not be."""
+        drive = self._drives[number]
+        with self._changed:
+            fault = error if isinstance(error, OSError) else None
+            drive.end(len(piece.view), time.perf_counter(), fault)
+            if fault is not None:
+                piece.attempts[number] += 1
+                if drive.is_failing and any(other.fault is None for other in self._drives if other is not drive):
+                    drive.fault = drive.fault or fault
+            if fault is not None and min(piece.attempts) < ATTEMPTS and not self._stopped:
+                (self._urgent if piece.reads.urgent else self._later).append(piece)
+                self._changed.notify_all()
+            else:
+                self._end(piece, error)
+                if len(self._drives) > 1 and (self._urgent or self._later):
+                    self._changed.notify_all()  # what was left to this drive may no longer be
+
+    @staticmethod
+    def _end(piece: _Piece, error: BaseException | None) -> None:
+        """Nobody touches the piece's target any more."""
+        reads = piece.reads
+        if isinstance(error, OSError):
+            reads.failed.setdefault(id(piece.request), (piece.request, error))
+        elif error is not None:
+            reads.broken = error
+        reads.left -= 1
+        if not reads.left:
+            reads.ended.set()
+
+
+def _pieces(request: ReadRequest, piece_bytes: int) -> Iterable[tuple[memoryview, int]]:
+    view = memoryview(request.target)  # type: ignore[arg-type]  # numpy arrays offer the buffer protocol
+    for start in range(0, len(view), piece_bytes):
+        yield view[start : start + piece_bytes], request.offset + start
