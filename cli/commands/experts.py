@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 @command(name="experts")
 @click.argument("model", required=False)
 @click.option("--trace", type=click.Path(path_type=Path), metavar="FILE", help="Draw a recorded run instead of the usage history.")
-@click.option("--expert-cache", type=ExpertCacheType(), help="Mark what a cache of this size would hold: experts per layer, or a size.")
+@click.option("--expert-cache", type=ExpertCacheType(), metavar="N|SIZE", help="Mark the experts that a cache of this size begins with.")
 @pin_option
 @click.option("--html", type=click.Path(path_type=Path), metavar="FILE", help="Write the map as one HTML page, over a file that is there.")
 @click.option("--forget", is_flag=True, help="Remove the model's usage history.")

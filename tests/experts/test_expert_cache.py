@@ -117,6 +117,25 @@ class CacheMachine(RuleBasedStateMachine):
         for reading in self.store.in_flight:
             reading.done = reading.done or data.draw(st.booleans())
 
+    @rule(wanted=st.lists(st.tuples(st.sampled_from(sorted(SIZES)), st.integers(0, E - 1)), max_size=9), count=st.integers(1, 5))
+    def fill(self, wanted, count):
+        """Free slots only, in the order of wishes."""
+        before = {layer: set(self.cache.resident(layer)) for layer in SIZES}
+        free = {size: len(c.free) for c in self.cache._classes for size in [c.expert_bytes]}
+        taken: list[tuple[int, int]] = []
+        for layer, expert in wanted:
+            known = expert in before[layer] or expert in self.flying(layer) or (layer, expert) in taken
+            if len(taken) < count and free[SIZES[layer]] and not known:
+                free[SIZES[layer]] -= 1
+                taken.append((layer, expert))
+        try:
+            assert self.cache.fill(iter(wanted), count) == len(taken)
+        except ExpertReadError:
+            assert set(taken) & self.store.bad
+        for layer in SIZES:
+            read = {e for at, e in taken if at == layer and (at, e) not in self.store.bad}
+            assert set(self.cache.resident(layer)) == before[layer] | read
+
     @rule(layer=st.sampled_from(sorted(SIZES)), expert=st.integers(0, E - 1))
     def drive_changes(self, layer, expert):
         self.store.bad ^= {(layer, expert)}
