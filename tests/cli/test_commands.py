@@ -63,12 +63,12 @@ def test_run_reads_the_prompt_from_a_pipe(home: Path) -> None:
 def test_run_passes_every_option_on(home: Path) -> None:
     engine = FakeEngine("x")
     fakes = FakeServices(engine)
-    words = "run -m a-chat-model -p Hi --threads 2 --ctx 512 --no-prefetch --preload --temp 0.5 --top-k 7 --top-p 0.9 --min-p 0.1"
+    words = "run -m a-chat-model -p Hi --threads 2 --ctx 512 --prefetch off --preload --temp 0.5 --top-k 7 --top-p 0.9 --min-p 0.1"
     words += " --verify-experts --repeat-penalty 1.1 --seed 3 -n 9 --stop END --stop STOP --expert-cache"
     for given, expected in (("6GB", "6GB"), ("12", 12), ("auto", "auto"), ("512MiB", "512MiB"), ("1.5g", "1.5g")):
         engine.replies.append("x")
         invoke(main, [*words.split(), given], fakes, home)
-        options = {"threads": 2, "context_length": 512, "expert_cache": expected, "preload": True, "prefetch": False}
+        options = {"threads": 2, "context_length": 512, "expert_cache": expected, "preload": True, "prefetch": "off"}
         options |= {"verify_experts": True, "usage_history": home / "usage"}
         assert fakes.opened[-1] == (home / "models" / "a-chat-model", options)
     sampling, max_tokens, stop = engine.samplings[0]
