@@ -147,7 +147,7 @@ memory_options = _stack(
     ),
     click.option(
         "--expert-policy",
-        type=click.Choice(["auto", "lru", "least_stale", "decayed_frequency"]),
+        type=click.Choice(["auto", "lru", "least_stale", "decayed_frequency", "adaptive_frequency"]),
         default="auto",
         show_default=True,
         help="Which expert leaves a full cache first; auto is what replayed runs spoke for.",
@@ -156,7 +156,13 @@ memory_options = _stack(
         "--trace", type=click.Path(path_type=Path), metavar="FILE", help="Record which experts each pass uses, for `colibri trace`."
     ),
     click.option("--verify-experts", is_flag=True, help="Compare every expert that is read with its checksum."),
-    click.option("--prefetch/--no-prefetch", default=None, help="Accepted for later versions; experts are read on demand so far."),
+    click.option(
+        "--prefetch",
+        type=click.Choice(["auto", "on", "off"]),
+        default="auto",
+        show_default=True,
+        help="Read experts that the next layer will probably need while this one waits; auto does so where it has made tokens faster.",
+    ),
     click.option("--preload", is_flag=True, help="Fill the expert cache before the first token."),
     pin_option,
     click.option("--no-usage-history", is_flag=True, help="Do not remember, or make use of, which experts earlier runs used."),
@@ -245,7 +251,7 @@ def engine_arguments(options: dict[str, Any], home: Home) -> dict[str, Any]:
         arguments["verify_experts"] = True
     if options.get("trace") is not None:
         arguments["trace"] = options["trace"]
-    if options.get("prefetch") is not None:
+    if options.get("prefetch", "auto") != "auto":
         arguments["prefetch"] = options["prefetch"]
     if pins := pinned_experts(options):
         arguments["pin"] = pins

@@ -62,7 +62,9 @@ class _Simulator:
     """The layers of one size: who is resident, and who goes."""
 
     def __init__(self, trace: Trace, rows: list[int], n_slots: int, policy: str):
-        self.passes = [[used[i] for i in rows] for _, used in trace.passes]
+        self.passes = [[done.experts[i] for i in rows] for done in trace.passes]
+        self.counts = [[done.counts[i] for i in rows] for done in trace.passes]
+        self.n_tok = [done.n_tok for done in trace.passes]
         shape = len(rows), max(trace.num_experts[i] for i in rows)
         self.n_slots, self.resident = n_slots, np.zeros(shape, bool)
         self.stamps = np.zeros(shape, np.int64)
@@ -73,21 +75,34 @@ class _Simulator:
     def run(self, warm_up_passes: int) -> tuple[int, int]:
         hits = misses = 0
         for clock, layers in enumerate(self.passes, 1):
+            if self.policy is not None:
+                self.policy.begin_pass(self.n_tok[clock - 1], self.n_slots)
+            told: set[int] = set()
             for row, used in enumerate(layers):
-                hit, missed = self._visit(row, np.array(used, np.int64), clock)
+                hit, missed = self._visit(row, np.array(used, np.int64), clock, told)
                 if clock > warm_up_passes:
                     hits, misses = hits + hit, misses + missed
-            self._note_pass(layers, clock)
+            for row in set(range(len(layers))) - told:
+                self._note(row, clock)
         return hits, misses
 
-    def _visit(self, row: int, used: np.ndarray, clock: int) -> tuple[int, int]:
-        """(hits, misses) of one layer."""
+    def _note(self, row: int, clock: int) -> None:
+        counts = np.zeros(self.resident.shape[1], np.int64)
+        counts[list(self.passes[clock - 1][row])] = self.counts[clock - 1][row]
+        if self.policy is not None:
+            self.policy.note(row, counts)
+
+    def _visit(self, row: int, used: np.ndarray, clock: int, told: set[int]) -> tuple[int, int]:
+        """(hits, misses) of one layer. In a pass over several tokens, the policy is told of a layer's choice when something is missing."""
         if self.later is not None:
             visits = zip(used, self.later[clock - 1][row], strict=True)
             misses = sum(self._use_once(row, int(expert), next_use, clock) for expert, next_use in visits)
             return len(used) - misses, misses
         here = self.resident[row, used]
         busy, missing = used[here], used[~here]
+        if len(missing) and self.n_tok[clock - 1] > 1:
+            self._note(row, clock)
+            told.add(row)
         while len(missing):
             self.stamps[row, busy] = clock
             batch = missing[: max(0, self.n_slots - len(busy)) or (0 if len(busy) else 1)]
@@ -115,13 +130,6 @@ class _Simulator:
         leaving = self.resident.copy()
         leaving[row, busy] = False
         self.resident[np.unravel_index(least(np.where(leaving, values, np.inf), surplus), self.resident.shape)] = False
-
-    def _note_pass(self, layers: list[tuple[int, ...]], clock: int) -> None:
-        if self.policy is not None:
-            used = np.zeros(self.resident.shape, bool)
-            for row, experts in enumerate(layers):
-                used[row, list(experts)] = True
-            self.policy.note_pass(used, clock)
 
 
 def _later_uses(passes: list[list[tuple[int, ...]]], shape: tuple[int, int]) -> list[list[np.ndarray]]:

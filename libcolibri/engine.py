@@ -39,6 +39,7 @@ from .memory_plan import (
 )
 from .memory_watch import MemoryWatch
 from .models.registry import parse_config
+from .prefetch import Prefetch
 from .session import Session
 from .stats import ExpertStats
 from .turn_lock import TurnLock
@@ -93,6 +94,7 @@ class _ExpertOptions:
     verify: bool
     usage_history: str | Path | None
     pins: frozenset[Expert]
+    prefetch: Prefetch | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +159,8 @@ class Engine:
         threads          compute threads; None: the physical cores this process may use
         context_length   tokens of prompt and completion; None: min(the model's, 4096), less while memory is short
         expert_cache     "auto" (what memory leaves), experts per layer (12), or bytes ("6GB", "512MiB")
-        prefetch         "auto", True or False. Experts are read on demand at present, so nothing is ever read ahead
+        prefetch         read experts that the next layer will probably need while this one waits: True, False, or "auto", which looks
+                         ahead where that has made tokens faster. Tokens are the same
         preload          fill the expert cache before returning
         on_progress      called as on_progress(what, done, total)
         prefill_chunk    prompt tokens of one pass; None: 128, up to 512 where experts are streamed and there is memory for it
@@ -191,7 +194,8 @@ class Engine:
         engine = cls(path, manifest, config, plan, threads, chunk, parts)
         try:
             policy = DEFAULT_POLICY if expert_policy == "auto" else expert_policy
-            engine._load(on_progress, _ExpertOptions(policy, preload, trace, verify_experts, usage_history, pin))
+            options = _ExpertOptions(policy, preload, trace, verify_experts, usage_history, pin, _prefetch(prefetch))
+            engine._load(on_progress, options)
         except BaseException:
             engine.close()
             raise
@@ -213,6 +217,7 @@ class Engine:
             context_length=self.context_length,
             max_chunk_tok=self.prefill_chunk,
             kv_dtype=kv_dtype(self.manifest),
+            prefetch=None if self.experts is None or self.experts.holds_everything else options.prefetch,
         )
         if self.experts is not None and first and not options.preload:  # last: nothing can fail any more
             self.warmer = CacheWarmer(self._lock, self.experts, first)
@@ -366,6 +371,12 @@ def _check_settings(threads: int | None, prefetch: str | bool, prefill_chunk: in
         raise ConfigError(f"prefetch={prefetch!r}: expected 'auto', True or False")
     if prefill_chunk is not None and (isinstance(prefill_chunk, bool) or not isinstance(prefill_chunk, int) or prefill_chunk < 1):
         raise ConfigError(f"prefill_chunk={prefill_chunk!r}: expected at least 1 token")
+
+
+def _prefetch(setting: str | bool) -> Prefetch | None:
+    if isinstance(setting, bool):
+        setting = "on" if setting else "off"
+    return None if setting == "off" else Prefetch(setting)
 
 
 def kv_dtype(manifest: Manifest) -> type:

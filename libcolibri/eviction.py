@@ -12,10 +12,11 @@ import numpy as np
 
 from .errors import ConfigError
 
-DEFAULT_POLICY = "decayed_frequency"
-# After so many passes a use counts half. On simulated runs with favourite experts, with changing topics, and with both, 8 is never more
-# than 4 points of hit rate below the best half-life; 256 loses up to 17 where topics change.
-HALF_LIFE_PASSES = 8.0
+DEFAULT_POLICY = "adaptive_frequency"
+HALF_LIFE_TOK = 8.0  # of decayed_frequency: after so many tokens a use counts half
+# adaptive_frequency chooses among these: the first is close to the order of last use, the last to plain counts.
+HALF_LIVES_TOK = (1.0, 8.0, 64.0, 512.0)
+SCORE_HALF_LIFE_TOK = 64.0  # what a half-life would have hit so many tokens ago counts half in that choice
 
 
 class Policy(ABC):
@@ -30,8 +31,11 @@ class Policy(ABC):
     def __init__(self, rows: int, experts: int):
         self.shape = rows, experts
 
-    def note_pass(self, used: np.ndarray, clock: int) -> None:  # noqa: B027  # most policies need the stamps alone
-        """Learn which experts a pass used: bool (rows, experts). `clock` is the number of the pass, from 1 up."""
+    def begin_pass(self, n_tok: int, n_slots: int) -> None:  # noqa: B027  # most policies need the stamps alone
+        """A pass over `n_tok` tokens begins, of a cache with room for n_slots of these experts."""
+
+    def note(self, rows: int | slice, counts: np.ndarray) -> None:  # noqa: B027
+        """Learn what layers of this pass chose. counts: tokens of each expert, int64 (experts,), or (rows, experts) for a slice."""
 
     def remember(self, rates: np.ndarray) -> None:  # noqa: B027  # most policies look at what this run has used
         """Start from a past: float64 (rows, experts), the share of passes that used each expert. Before the first pass."""
@@ -71,32 +75,102 @@ class LeastStale(Policy):
 
 
 class DecayedFrequency(Policy):
-    """The expert used least often goes; a use half_life passes ago counts half.
+    """The expert used least often goes; a use half_life_tok tokens ago counts half.
 
-    Kept is heat = log2(score) + time of last use / half_life, which orders experts at any later time as their decayed scores do.
+    Kept is heat = log2(score) + time of last use / half_life_tok, which orders experts at any later time as their decayed scores do.
+    In a pass over many tokens, experts of layers still to come that it will probably use stay before all others.
     """
 
     name = "decayed_frequency"
 
-    def __init__(self, rows: int, experts: int, half_life: float = HALF_LIFE_PASSES):
+    def __init__(self, rows: int, experts: int, half_life_tok: float = HALF_LIFE_TOK):
         super().__init__(rows, experts)
-        self.half_life = half_life
+        self.half_life_tok = half_life_tok
         self.heat = np.full((rows, experts), -np.inf)
+        self._n_tok = self._time_tok = 0
 
     def remember(self, rates: np.ndarray) -> None:
-        # The score that an expert settles at when every pass uses it with this probability.
+        # The score that an expert settles at when every token uses it with this probability.
         with np.errstate(divide="ignore"):  # never used: -inf
-            self.heat = np.log2(rates / (1.0 - np.exp2(-1.0 / self.half_life)))
+            self.heat = np.log2(rates / self._use_weight)
 
-    def note_pass(self, used: np.ndarray, clock: int) -> None:
-        now = clock / self.half_life
-        self.heat[used] = np.log2(np.exp2(self.heat[used] - now) + 1.0) + now
+    @property
+    def _now(self) -> float:
+        return self._time_tok / self.half_life_tok
+
+    def begin_pass(self, n_tok: int, n_slots: int) -> None:
+        self._n_tok = n_tok
+        self._time_tok += n_tok
+
+    def note(self, rows: int | slice, counts: np.ndarray) -> None:
+        heat, used = self.heat[rows], counts > 0
+        # Uses are spread evenly over the tokens of a pass.
+        weight = (1 - 0.5 ** (self._n_tok / self.half_life_tok)) / self._use_weight / self._n_tok
+        heat[used] = np.log2(np.exp2(heat[used] - self._now) + counts[used] * weight) + self._now
+
+    @property
+    def _use_weight(self) -> float:
+        """The share of a single use in the score of an expert that every token uses."""
+        return 1 - 0.5 ** (1 / self.half_life_tok)
 
     def values(self, stamps: np.ndarray, row: int, clock: int) -> np.ndarray:
-        return self.heat
+        if self._n_tok <= 1:
+            return self.heat
+        before = (self._time_tok - self._n_tok) / self.half_life_tok
+        expected_tok = np.exp2(self.heat[row + 1 :] - before) * self._use_weight * self._n_tok
+        values = self.heat.copy()
+        values[row + 1 :][expected_tok >= 1.0] += 64.0  # above every other: scores are 2**-10 to 2**10 here
+        return values
 
 
-POLICIES: dict[str, type[Policy]] = {policy.name: policy for policy in (LeastRecent, LeastStale, DecayedFrequency)}
+class AdaptiveFrequency(Policy):
+    """DecayedFrequency with that half-life which would have had most hits lately.
+
+    Before every token, each half-life names the experts that a cache of this size would hold by its heat; the hits of these count.
+    """
+
+    name = "adaptive_frequency"
+
+    def __init__(self, rows: int, experts: int):
+        super().__init__(rows, experts)
+        self.members = [DecayedFrequency(rows, experts, half_life) for half_life in HALF_LIVES_TOK]
+        self.scores = np.zeros(len(self.members))
+        self._held: list[np.ndarray] = []
+
+    @property
+    def chosen(self) -> DecayedFrequency:
+        """The member that decides now; the longest half-life at the beginning."""
+        return self.members[len(self.scores) - 1 - int(np.argmax(self.scores[::-1]))]
+
+    def remember(self, rates: np.ndarray) -> None:
+        for member in self.members:
+            member.remember(rates)
+
+    def begin_pass(self, n_tok: int, n_slots: int) -> None:
+        # A pass over a prompt uses nearly every expert and tells nothing about the half-life.
+        self._held = [_hottest(member.heat, n_slots) for member in self.members] if n_tok == 1 else []
+        self.scores *= 0.5 ** (1 / SCORE_HALF_LIFE_TOK)
+        for member in self.members:
+            member.begin_pass(n_tok, n_slots)
+
+    def note(self, rows: int | slice, counts: np.ndarray) -> None:
+        for member in self.members:
+            member.note(rows, counts)
+        for i, held in enumerate(self._held):
+            self.scores[i] += np.count_nonzero(held[rows] & (counts > 0))
+
+    def values(self, stamps: np.ndarray, row: int, clock: int) -> np.ndarray:
+        return self.chosen.values(stamps, row, clock)
+
+
+def _hottest(heat: np.ndarray, count: int) -> np.ndarray:
+    """Where the `count` greatest values are, equals of the least of them included; never where nothing was used."""
+    flat = heat.ravel()
+    limit = np.partition(flat, -count)[-count] if count < len(flat) else -np.inf
+    return (heat >= limit) & (heat > -np.inf)
+
+
+POLICIES: dict[str, type[Policy]] = {policy.name: policy for policy in (AdaptiveFrequency, LeastRecent, LeastStale, DecayedFrequency)}
 
 
 def make_policy(name: str, rows: int, experts: int) -> Policy:

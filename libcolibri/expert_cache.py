@@ -1,14 +1,18 @@
 """The experts that are in memory: a budget in bytes over all layers; a policy (eviction.py) says who goes first.
 
 In:  an `ExpertStore`, a budget
-Out: per layer, a table of addresses that native code reads and stamps of last use that it writes; `bring_in` answers an expert fault
+Out: per layer, a table of addresses that native code reads and stamps of last use that it writes; answers to expert faults
 
-Counting: `ensure` and `touch` count hits and misses; a decoder that looks the table up natively keeps those two counts itself.
+A pass: `begin_pass`; at a fault of a layer `demand` what is missing, maybe `look_ahead` to the next layer, `collect` what has arrived,
+until nothing is missing; `end_pass`. A read in flight owns its slot: the expert is not in the table, and nothing else may take the slot.
+
+Counting: a decoder that looks the table up natively counts hits and misses itself.
 
 Sharing: the engine holds one lock during every forward pass, so the cache, its tables and the addresses in them belong to one pass
 at a time, whatever number of sessions and threads there are. `stats` may be read at any moment.
 """
 
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -18,9 +22,9 @@ from typing import Protocol
 import numpy as np
 
 from .arena import allocate, give_back
-from .errors import ConfigError, MemoryBudgetError
+from .errors import ConfigError, ExpertReadError, MemoryBudgetError
 from .eviction import DEFAULT_POLICY, least, make_policy
-from .expert_store import ExpertStore
+from .expert_store import ExpertStore, Reading
 from .expert_trace import TraceWriter
 from .memory_watch import MemoryWatch
 from .stats import ExpertStats
@@ -43,6 +47,7 @@ class _SlotClass:
         self.stamps = np.zeros((len(layers), num_experts), np.int64)  # clock of the last use
         self.pinned = np.zeros((len(layers), num_experts), bool)
         self.free = list(range(n_slots - 1, -1, -1))
+        self.in_flight = 0  # slots that reads own: neither free nor in the table
         self.withdrawn: list[int] = []  # slots without memory: neither free nor in the table
 
     @property
@@ -66,11 +71,16 @@ class _SlotClass:
         """Let `count` withdrawn slots take memory again."""
         self.free += [self.withdrawn.pop() for _ in range(count)]
 
-    def room(self, row: int, kept: Sequence[int] | np.ndarray = ()) -> int:
-        """Slots that are free or can be had, when the `kept` experts of `row` and the pinned ones stay."""
-        stay = self.pinned.copy()
-        stay[row, kept] = True
-        return self.n_slots - int(np.count_nonzero(stay & (self.addresses != 0)))
+    def mask(self, row: int, experts: Sequence[int] | np.ndarray) -> np.ndarray:
+        """bool (rows, experts): these."""
+        found = np.zeros(self.addresses.shape, bool)
+        found[row, np.asarray(experts, np.int64)] = True
+        return found
+
+    def room(self, protected: np.ndarray) -> int:
+        """Slots that are free or can be had, when the protected experts, bool (rows, experts), and the pinned ones stay."""
+        stay = (protected | self.pinned) & (self.addresses != 0)
+        return max(0, self.n_slots - self.in_flight - int(np.count_nonzero(stay)))
 
     def victims(self, count: int, row: int, protected: np.ndarray, clock: int) -> list[tuple[int, int]]:
         """The `count` unprotected resident (row, expert) of least value while a pass is at `row`; of equals the lower layer and expert.
@@ -80,14 +90,6 @@ class _SlotClass:
         values = np.where((self.addresses != 0) & ~protected & ~self.pinned, self.policy.values(self.stamps, row, clock), np.inf)
         return [divmod(int(at), self.stamps.shape[1]) for at in least(values, count)]
 
-    def note_pass(self, routed: Mapping[int, np.ndarray], clock: int) -> None:
-        """Tell the policy which experts of these layers a pass used."""
-        used = np.zeros(self.stamps.shape, bool)
-        for row, layer in enumerate(self.layers):
-            if layer in routed:
-                used[row, routed[layer].reshape(-1)] = True
-        self.policy.note_pass(used, clock)
-
     def release(self, row: int, expert: int) -> int:
         """Make (row, expert) absent; returns its slot."""
         slot = (int(self.addresses[row, expert]) - self.base) // self.expert_bytes
@@ -95,14 +97,15 @@ class _SlotClass:
         return slot
 
 
-@dataclass(frozen=True, slots=True)
-class _Reading:
-    """Experts of a layer on their way into slots; `wait` ends it."""
+@dataclass(slots=True, eq=False)
+class _Fetch:
+    """An expert on its way into a slot; `ahead` until this pass has asked for it."""
 
     layer: int
-    expert_ids: list[int]
-    slots: list[int]
-    wait: Callable[[], None]
+    expert: int
+    slot: int
+    reading: Reading
+    ahead: bool
 
 
 def floor_bytes(expert_bytes: Mapping[int, int], num_experts_per_tok: int) -> int:
@@ -139,8 +142,11 @@ class ExpertCache:
     ):  # fmt: skip
         self._store, self._policy, self._trace, self._usage, self._watch = store, policy, trace, usage, watch
         self.clock = np.zeros(1, np.int64)  # passes so far, int64 (1,): native code stamps what it uses with it
-        self._hits = self._misses = self._read_bytes = self._evictions = self._shrinks = 0
-        self._reading: _Reading | None = None
+        self._read_bytes = self._evictions = self._shrinks = self._prefetched = self._prefetch_used = 0
+        self._wait_s = 0.0
+        self._fetches: dict[Expert, _Fetch] = {}  # oldest first
+        self._ahead: set[Expert] = set()  # what this pass has begun to read before it was asked for
+        self._told: set[int] = set()  # layers of whose choice the policy was told in this pass
         check_floor(budget_bytes, store.expert_bytes, num_experts_per_tok)
         self._experts_per_tok = num_experts_per_tok
         slots = _divide(store, budget_bytes, num_experts_per_tok)
@@ -212,8 +218,11 @@ class ExpertCache:
 
     @property
     def stats(self) -> ExpertStats:
-        """Counters since the start."""
-        return ExpertStats(self._hits, self._misses, self._read_bytes, self._evictions, self._shrinks, self.capacity_bytes)
+        """Counters since the start, but hits and misses."""
+        return ExpertStats(
+            read_bytes=self._read_bytes, evictions=self._evictions, shrinks=self._shrinks, capacity_bytes=self.capacity_bytes,
+            prefetched=self._prefetched, prefetch_used=self._prefetch_used, wait_s=self._wait_s,
+        )  # fmt: skip
 
     def capacity(self, layer: int) -> int:
         """The most experts of `layer` that can be resident at once."""
@@ -230,45 +239,108 @@ class ExpertCache:
         slot_class, row = self._place[layer]
         return slot_class.stamps[row, : self._store.num_experts[layer]]
 
-    def begin(self, layer: int, expert_ids: Sequence[int] | np.ndarray, busy: Sequence[int] | np.ndarray) -> None:
-        """Start to read as many of the missing experts as fit beside the `busy` ones of the layer, which are being computed.
-
-        They become resident at the next `bring_in` of this layer, which must follow.
-        """
-        assert self._reading is None, "one layer is computed at a time"
-        slot_class, row = self._place[layer]
-        wanted = [int(expert) for expert in expert_ids[: slot_class.room(row, busy)]]
-        if wanted:
-            slots = self._take_slots(slot_class, row, {int(expert) for expert in busy}, len(wanted))
-            self._reading = self._start(layer, wanted, slots)
-
-    def bring_in(self, layer: int, expert_ids: Sequence[int] | np.ndarray) -> None:
-        """Answer an expert fault: make as many of the missing experts resident as fit, at least one; any other may be evicted.
-
-        Where reads have begun, it is those experts, and nothing more. The decoder computes them and faults again for the rest, so the
-        smallest cache serves the longest prompt. Raises ExpertReadError; then the missing ones are absent and the cache is intact.
-        """
-        reading, self._reading = self._reading, None
-        if reading is None:
-            self._look_at_memory()
-            slot_class, row = self._place[layer]
-            self.ensure(layer, expert_ids[: slot_class.room(row)])
-            return
-        assert reading.layer == layer, "a layer whose reads have begun is brought in before another"
-        self._look_at_memory()  # the slots that are being filled are in no table yet, so they cannot be taken
-        self._install(reading)
-        self._misses += len(reading.expert_ids)
-
-    def begin_pass(self) -> None:
-        """A forward pass begins: from now on uses are newer. What an interrupted one was reading is waited for."""
+    def begin_pass(self, n_tok: int) -> None:
+        """A forward pass over `n_tok` tokens begins: from now on uses are newer. What an interrupted pass was reading goes on."""
         self.clock += 1
-        self._settle()
         self._look_at_memory()
+        for fetch in self._fetches.values():
+            fetch.ahead = True  # what failed in an earlier pass must not end this one
+        self._ahead.clear()
+        self._told.clear()
+        if not self.holds_everything:
+            for slot_class in self._classes:
+                slot_class.policy.begin_pass(n_tok, slot_class.n_slots)
 
-    def _settle(self) -> None:
-        if self._reading is not None:
-            reading, self._reading = self._reading, None
-            self._install(reading)
+    def end_pass(self, routed: Mapping[int, np.ndarray]) -> None:
+        """A forward pass has ended. routed: by layer, the experts of each token, int64 (T, K)."""
+        self._prefetch_used += sum(1 for layer, expert in self._ahead if expert in routed[layer])
+        if not self.holds_everything:
+            for slot_class in self._classes:
+                self._tell(slot_class, routed)
+        if self._trace is not None:
+            layers = sorted(routed)
+            self._trace.add(len(routed[layers[0]]), [routed[layer] for layer in layers])
+        if self._usage is not None:
+            self._usage.note_pass(routed)
+
+    def _tell(self, slot_class: _SlotClass, routed: Mapping[int, np.ndarray]) -> None:
+        """Tell the policy what the layers chose of which it does not know yet; all at once where it knows of none."""
+        counts = np.zeros(slot_class.addresses.shape, np.int64)
+        for row, layer in enumerate(slot_class.layers):
+            if layer not in self._told:
+                np.add.at(counts[row], routed[layer].ravel(), 1)
+        slot_class.policy.note(slice(None), counts)
+
+    def demand(self, layer: int, expert_ids: Sequence[int] | np.ndarray, busy: Sequence[int] | np.ndarray) -> None:
+        """Start to read as many of a layer's missing experts as fit beside the `busy` ones, which it needs and has not computed yet.
+
+        Experts that are on their way already become urgent. `collect` makes them resident.
+        """
+        slot_class, row = self._place[layer]
+        absent = []
+        for expert in expert_ids:
+            fetch = self._fetches.get((layer, int(expert)))
+            if fetch is None:
+                absent.append(int(expert))
+            elif fetch.ahead:
+                fetch.ahead = False
+                fetch.reading.promote()
+        protected = slot_class.mask(row, busy)
+        absent = absent[: slot_class.room(protected)]
+        self._start(layer, absent, self._take_slots(slot_class, len(absent), row, protected))
+
+    def look_ahead(self, layer: int, expert_ids: Sequence[int], most: int, busy_layer: int, busy: np.ndarray) -> None:
+        """Start to read experts that `layer` will probably ask for, the most probable first, when the drive has nothing urgent to do.
+
+        most         at most so many
+        busy_layer   the layer that is being computed, with its resident experts `busy` that it still needs
+
+        Slots for one token's experts stay out of it, so that no wrong guess can block a layer.
+        """
+        slot_class, row = self._place[layer]
+        wanted = [int(expert) for expert in expert_ids]
+        protected = slot_class.mask(row, wanted)
+        if busy_layer in slot_class.layers:
+            protected |= slot_class.mask(slot_class.layers.index(busy_layer), busy)
+        room = max(0, slot_class.room(protected) - self._experts_per_tok)
+        absent = [e for e in wanted if slot_class.addresses[row, e] == 0 and (layer, e) not in self._fetches][: min(room, most)]
+        self._start(layer, absent, self._take_slots(slot_class, len(absent), row - 1, protected), ahead=True)
+        self._prefetched += len(absent)
+        self._ahead.update((layer, expert) for expert in absent)
+
+    def note(self, layer: int, chosen: np.ndarray) -> None:
+        """Tell the policy now what a layer chose, int64 (T, K), instead of at the end of the pass."""
+        if layer not in self._told and not self.holds_everything:
+            slot_class, row = self._place[layer]
+            slot_class.policy.note(row, np.bincount(chosen.ravel(), minlength=slot_class.addresses.shape[1]))
+            self._told.add(layer)
+
+    def collect(self, layer: int, quorum: int = 0) -> None:
+        """Make resident what has been read, and wait until `quorum` of the experts that `layer` demanded have come, or all of them.
+
+        Where none of them is on its way, any other is waited for, whose slot then can be had. With a quorum nothing may be computing, and
+        no expert is safe that is not computed yet: memory may have to be given back. Raises ExpertReadError when one of them
+        cannot be read; then that one is absent and the cache is intact.
+        """
+        if quorum:
+            self._look_at_memory()
+        started = time.perf_counter()
+        came = sum(1 for fetch in self._install_done(layer) if fetch.layer == layer and not fetch.ahead)
+        demanded = [fetch for fetch in self._fetches.values() if fetch.layer == layer and not fetch.ahead]
+        for fetch in demanded[: max(0, quorum - came)]:
+            self._install(fetch, layer)
+        if quorum and not came and not demanded:
+            for fetch in list(self._fetches.values())[:1]:
+                self._install(fetch, layer)
+        self._wait_s += time.perf_counter() - started
+
+    def bring_in(self, layer: int, expert_ids: Iterable[int]) -> None:
+        """Make as many of these experts resident as fit, beside those of them that are."""
+        table = self.table(layer)
+        wanted = [int(expert) for expert in expert_ids]
+        absent = [expert for expert in wanted if table[expert] == 0]
+        self.demand(layer, absent, [expert for expert in wanted if table[expert] != 0])
+        self.collect(layer, len(absent))
 
     def _look_at_memory(self) -> None:
         """Nothing may be computing: an expert whose slot is given back would become zeros under a kernel's hands."""
@@ -306,55 +378,12 @@ class ExpertCache:
             slot_class.restore(share)
         return self.capacity_bytes - before
 
-    def end_pass(self, routed: Mapping[int, np.ndarray]) -> None:
-        """A forward pass has ended. routed: by layer, the experts of each token, int64 (T, K)."""
-        for slot_class in self._classes:
-            slot_class.note_pass(routed, int(self.clock[0]))
-        if self._trace is not None:
-            layers = sorted(routed)
-            self._trace.add(len(routed[layers[0]]), [routed[layer] for layer in layers])
-        if self._usage is not None:
-            self._usage.note_pass(routed)
-
     def resident(self, layer: int) -> list[int]:
         """The experts of `layer` that are in memory."""
         return np.flatnonzero(self.table(layer)).tolist()
 
-    def touch(self, layer: int, expert_ids: Sequence[int] | np.ndarray) -> None:
-        """Note that resident experts were used: counts a hit each and stamps them with this pass."""
-        slot_class, row = self._place[layer]
-        slot_class.stamps[row, np.asarray(expert_ids, np.int64)] = self.clock[0]
-        self._hits += len(expert_ids)
-
-    def ensure(self, layer: int, expert_ids: Iterable[int], protect: Iterable[int] = ()) -> None:
-        """Make experts of `layer` resident, reading those that are not, all in parallel.
-
-        protect   experts of the same layer that must stay as well, because the pass will still use them
-
-        Resident ones among expert_ids count as hits, the others as misses. Experts of expert_ids and of protect are never evicted here.
-        Raises MemoryBudgetError when all of them together exceed `capacity(layer)`, ExpertReadError when reading fails; then the
-        missing ones are absent and the cache is otherwise intact.
-        """
-        slot_class, row = self._place[layer]
-        table = self.table(layer)
-        wanted = sorted({int(expert) for expert in expert_ids})
-        missing = [expert for expert in wanted if table[expert] == 0]
-        self.touch(layer, [expert for expert in wanted if table[expert] != 0])
-        if missing:
-            kept = {*wanted, *(int(expert) for expert in protect if table[int(expert)] != 0)}
-            if len(missing) > slot_class.room(row, sorted(kept)):
-                holds = min(self.capacity(layer), slot_class.room(row))
-                raise MemoryBudgetError(
-                    f"layer {layer}: {len(kept)} experts are needed at once, the expert cache holds {holds}: "
-                    "raise --expert-cache"
-                )
-            self._load(layer, missing, self._take_slots(slot_class, row, kept, len(missing)))
-            self._misses += len(missing)
-
-    def _take_slots(self, slot_class: _SlotClass, row: int, kept: set[int], count: int) -> list[int]:
-        """`count` slots, free ones first, then those of the experts of least value; `capacity` was checked, so there are as many."""
-        protected = np.zeros(slot_class.addresses.shape, bool)
-        protected[row, list(kept)] = True
+    def _take_slots(self, slot_class: _SlotClass, count: int, row: int, protected: np.ndarray) -> list[int]:
+        """`count` slots, free ones first, then those of the unprotected experts of least value to a pass at `row`. There are as many."""
         wanted = count - len(slot_class.free)
         if wanted > 0:
             for victim in slot_class.victims(wanted, row, protected, int(self.clock[0])):
@@ -362,30 +391,44 @@ class ExpertCache:
             self._evictions += wanted
         return [slot_class.free.pop() for _ in range(count)]
 
-    def _load(self, layer: int, expert_ids: list[int], slots: list[int]) -> None:
-        self._install(self._start(layer, expert_ids, slots))
-
-    def _start(self, layer: int, expert_ids: list[int], slots: list[int]) -> _Reading:
+    def _start(self, layer: int, expert_ids: Sequence[int], slots: list[int], *, ahead: bool = False) -> None:
         slot_class, _ = self._place[layer]
+        slots = slots[::-1]
         try:
-            reading = self._store.start(layer, expert_ids, [slot_class.memory[slot] for slot in slots])
-        except BaseException:
-            slot_class.free.extend(reversed(slots))
-            raise
-        return _Reading(layer, expert_ids, slots, reading.wait)
+            for expert in expert_ids:
+                reading = self._store.start(layer, [expert], [slot_class.memory[slots[-1]]], urgent=not ahead)
+                self._fetches[layer, expert] = _Fetch(layer, expert, slots.pop(), reading, ahead)
+                slot_class.in_flight += 1
+        finally:
+            slot_class.free.extend(slots)  # none, but where a read could not begin
 
-    def _install(self, reading: "_Reading") -> None:
-        """Wait for the reads, then enter the experts into the table, stamped with this pass."""
-        slot_class, row = self._place[reading.layer]
+    def _install_done(self, layer: int) -> list[_Fetch]:
+        """Make resident what has been read, and return it."""
+        done = [fetch for fetch in self._fetches.values() if fetch.reading.is_done()]
+        for fetch in done:
+            self._install(fetch, layer)
+        return done
+
+    def _install(self, fetch: _Fetch, layer: int) -> None:
+        """Wait for the read, then enter the expert into the table, stamped with this pass. Raises what went wrong with one of `layer`."""
+        slot_class, row = self._place[fetch.layer]
         try:
-            reading.wait()
-        except BaseException:
-            # Half-filled slots must never be found in the table.
-            slot_class.free.extend(reversed(reading.slots))
-            raise
-        slot_class.addresses[row, reading.expert_ids] = [slot_class.base + slot * slot_class.expert_bytes for slot in reading.slots]
-        slot_class.stamps[row, reading.expert_ids] = self.clock[0]
-        self._read_bytes += len(reading.expert_ids) * slot_class.expert_bytes
+            fetch.reading.wait()
+        except ExpertReadError:
+            self._land(slot_class, fetch)
+            slot_class.free.append(fetch.slot)  # a half-filled slot must never be found in the table
+            if fetch.layer == layer and not fetch.ahead:
+                raise
+            return  # whoever asks for the expert reads it again, and is told
+        self._land(slot_class, fetch)
+        slot_class.addresses[row, fetch.expert] = slot_class.base + fetch.slot * slot_class.expert_bytes
+        slot_class.stamps[row, fetch.expert] = self.clock[0]
+        self._read_bytes += slot_class.expert_bytes
+
+    def _land(self, slot_class: _SlotClass, fetch: _Fetch) -> None:
+        """The read owns its slot no more. Not before it has ended, whatever interrupts the waiting."""
+        del self._fetches[fetch.layer, fetch.expert]
+        slot_class.in_flight -= 1
 
     def fill(self, wanted: Iterator[Expert], count: int) -> int:
         """Read the next `count` of `wanted` that are absent and have a free slot; nothing is evicted. Counts bytes, but no misses.
@@ -393,18 +436,18 @@ class ExpertCache:
         Between passes only. Returns how many were read: fewer than `count` when no more will fit. Raises ExpertReadError; then some of them
         are absent.
         """
-        self._settle()
         self._look_at_memory()
-        begun: set[Expert] = set()
+        begun = 0
         with ExitStack() as reading:  # each is waited for, whatever happens to the others
             for layer, expert in wanted:
                 slot_class, row = self._place[layer]
-                if slot_class.free and slot_class.addresses[row, expert] == 0 and (layer, expert) not in begun:
-                    reading.callback(self._install, self._start(layer, [expert], [slot_class.free.pop()]))
-                    begun.add((layer, expert))
-                if len(begun) == count or not any(slot_class.free for slot_class in self._classes):
+                if slot_class.free and slot_class.addresses[row, expert] == 0 and (layer, expert) not in self._fetches:
+                    self._start(layer, [expert], [slot_class.free.pop()])
+                    reading.callback(self._install, self._fetches[layer, expert], layer)
+                    begun += 1
+                if begun == count or not any(slot_class.free for slot_class in self._classes):
                     break
-        return len(begun)
+        return begun
 
     def preload(self, on_progress: Progress | None = None, first: Iterable[Expert] = ()) -> None:
         """Fill the free slots; nothing is evicted. Counts bytes, but no misses.
@@ -418,7 +461,8 @@ class ExpertCache:
             slot_class, _ = self._place[layer]
             for start in range(0, len(experts), _PRELOAD_READS):
                 batch = experts[start : start + _PRELOAD_READS]
-                self._load(layer, batch, [slot_class.free.pop() for _ in batch])
+                self._start(layer, batch, [slot_class.free.pop() for _ in batch])
+                self.collect(layer, len(batch))
                 done += len(batch) * slot_class.expert_bytes
                 if on_progress is not None:
                     on_progress("experts", done, total)

@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
@@ -39,10 +39,13 @@ class TraceWriter:
         self._file.write(json.dumps(facts) + "\n")
 
     def add(self, n_tok: int, experts: Sequence[np.ndarray]) -> None:
-        """One pass over `n_tok` tokens: the experts (any shape, any order, repeated or not) of each routed layer."""
+        """One pass over `n_tok` tokens: the experts of each routed layer, an entry for every token that uses one, in any order."""
         if self.error is not None:
             return
-        line = {"n_tok": n_tok, "experts": [np.unique(used).tolist() for used in experts]}
+        found = [np.unique(used, return_counts=True) for used in experts]
+        line: dict[str, Any] = {"n_tok": n_tok, "experts": [used.tolist() for used, _ in found]}
+        if n_tok > 1:
+            line["counts"] = [counts.tolist() for _, counts in found]
         try:
             self._file.write(json.dumps(line, separators=(",", ":")) + "\n")
             self.passes += 1
@@ -70,14 +73,22 @@ class TraceWriter:
         self.close()
 
 
+class TracedPass(NamedTuple):
+    """A forward pass over `n_tok` tokens: layer by layer the experts used, each once, and how many tokens used each."""
+
+    n_tok: int
+    experts: tuple[tuple[int, ...], ...]
+    counts: tuple[tuple[int, ...], ...]
+
+
 @dataclass(frozen=True)
 class Trace:
-    """Facts by routed layer, and the passes: (tokens, experts used layer by layer)."""
+    """Facts by routed layer, and the passes."""
 
     layers: tuple[int, ...]
     expert_bytes: tuple[int, ...]
     num_experts: tuple[int, ...]
-    passes: tuple[tuple[int, tuple[tuple[int, ...], ...]], ...]
+    passes: tuple[TracedPass, ...]
 
     @property
     def total_bytes(self) -> int:
@@ -102,17 +113,29 @@ def read_trace(path: Path) -> Trace:
         raise FormatError(f"{path}: is no expert trace; record one with --trace") from error
 
 
-def _passes(path: Path, lines: Iterator[str], counts: Sequence[int]) -> Iterator[tuple[int, tuple[tuple[int, ...], ...]]]:
+def _passes(path: Path, lines: Iterator[str], num_experts: Sequence[int]) -> Iterator[TracedPass]:
     for number, text in enumerate(lines, 2):
         if not text.endswith("\n"):  # the last line of a run that was killed
             return
         line = _parse(path, number, text)
-        experts, n_tok = line.get("experts"), line.get("n_tok")
-        fits = isinstance(n_tok, int) and isinstance(experts, list) and len(experts) == len(counts)
-        if not fits or any(not _valid(used, count) for used, count in zip(experts or (), counts, strict=False)):
+        experts, n_tok, counts = line.get("experts"), line.get("n_tok"), line.get("counts")
+        if not _fits(n_tok, experts, counts, num_experts):
             raise FormatError(f"{path}: line {number} does not fit the model of line 1: record the trace again")
         assert isinstance(experts, list) and isinstance(n_tok, int)
-        yield n_tok, tuple(tuple(used) for used in experts)
+        counts = counts or [[1] * len(used) for used in experts]  # older recordings have none
+        yield TracedPass(n_tok, tuple(tuple(used) for used in experts), tuple(tuple(layer) for layer in counts))
+
+
+def _fits(n_tok: Any, experts: Any, counts: Any, num_experts: Sequence[int]) -> bool:
+    if not isinstance(n_tok, int) or n_tok < 1 or not isinstance(experts, list) or len(experts) != len(num_experts):
+        return False
+    if not all(_valid(used, count) for used, count in zip(experts, num_experts, strict=True)):
+        return False
+    if counts is None:
+        return True
+    if not isinstance(counts, list) or len(counts) != len(experts):
+        return False
+    return all(_valid(layer, n_tok + 1) and len(layer) == len(used) for layer, used in zip(counts, experts, strict=True))
 
 
 def _valid(used: Any, count: int) -> bool:

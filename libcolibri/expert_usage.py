@@ -69,12 +69,12 @@ class ExpertUsage:
 
     @classmethod
     def of_trace(cls, trace: Trace) -> "ExpertUsage":
-        """A recorded run; a pass over many tokens uses an expert once."""
+        """A recorded run."""
         uses = {layer: np.zeros(count) for layer, count in zip(trace.layers, trace.num_experts, strict=True)}
-        for _, experts in trace.passes:
-            for layer, used in zip(trace.layers, experts, strict=True):
-                uses[layer][list(used)] += 1.0
-        return cls(uses, float(len(trace.passes)))
+        for done in trace.passes:
+            for layer, used, counts in zip(trace.layers, done.experts, done.counts, strict=True):
+                uses[layer][list(used)] += counts
+        return cls(uses, float(sum(done.n_tok for done in trace.passes)))
 
 
 def _facts(shares: np.ndarray) -> LayerFacts:

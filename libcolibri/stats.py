@@ -3,7 +3,7 @@
 In: numbers. Out: frozen records; whoever shows them does the formatting.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 
 @dataclass(frozen=True, slots=True)
@@ -11,6 +11,8 @@ class ExpertStats:
     """Counters of an expert cache; a difference of two is what happened between them.
 
     shrinks         how often the cache gave memory back because the process was short of it
+    prefetched      experts that were read before a layer asked for them, prefetch_used of them experts that it did ask for
+    wait_s          time in which a pass did nothing but wait for the drive
     capacity_bytes  no counter: bytes of its slots at the end
     """
 
@@ -19,19 +21,23 @@ class ExpertStats:
     read_bytes: int = 0
     evictions: int = 0
     shrinks: int = 0
+    prefetched: int = 0
+    prefetch_used: int = 0
+    wait_s: float = 0.0
     capacity_bytes: int = 0
 
     def __sub__(self, earlier: "ExpertStats") -> "ExpertStats":
-        return ExpertStats(
-            self.hits - earlier.hits, self.misses - earlier.misses, self.read_bytes - earlier.read_bytes,
-            self.evictions - earlier.evictions, self.shrinks - earlier.shrinks, self.capacity_bytes,
-        )  # fmt: skip
+        changed = {f.name: getattr(self, f.name) - getattr(earlier, f.name) for f in fields(self)}
+        return ExpertStats(**changed | {"capacity_bytes": self.capacity_bytes})
 
     def __add__(self, other: "ExpertStats") -> "ExpertStats":
-        return ExpertStats(
-            self.hits + other.hits, self.misses + other.misses, self.read_bytes + other.read_bytes,
-            self.evictions + other.evictions, self.shrinks + other.shrinks, other.capacity_bytes,
-        )  # fmt: skip
+        changed = {f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self)}
+        return ExpertStats(**changed | {"capacity_bytes": other.capacity_bytes})
+
+    @property
+    def prefetch_accuracy(self) -> float:
+        """Share of the experts read ahead that were asked for, 0 to 1; 1 when none was read."""
+        return self.prefetch_used / self.prefetched if self.prefetched else 1.0
 
     @property
     def hit_rate(self) -> float:

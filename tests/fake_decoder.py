@@ -71,7 +71,7 @@ class FakeDecoder:
 
     delay_s, state_type = 0.0, FakeState
 
-    def __init__(self, config, weights, team, experts, *, context_length, max_chunk_tok=512, kv_dtype=None):
+    def __init__(self, config, weights, team, experts, *, context_length, max_chunk_tok=512, kv_dtype=None, prefetch=None):
         self.config, self.weights, self.team, self.experts = config, weights, team, experts
         self.context_length, self.max_chunk_tok = context_length, max_chunk_tok
         self.expert_counters = np.zeros(2, np.int64)
@@ -97,7 +97,7 @@ class FakeDecoder:
         first = state.n_tok
         state.n_tok += len(token_ids)
         if self.experts is not None:
-            self.experts.begin_pass()
+            self.experts.begin_pass(len(token_ids))
             self._use_experts(token_ids)
         rows = [toy_logits(state.seen[: i + 1], self.config.vocab_size) for i in range(first, state.n_tok)] if logits != "none" else []
         self.inside -= 1

@@ -124,8 +124,8 @@ def from_trace(path: Path | None, manifest: Any, file: Path) -> tuple["ExpertUsa
     trace = read_trace(file)
     if not trace.passes:
         raise FormatError(f"{file}: no pass is recorded in it; record a run with --trace")
-    fewest = min(n_tok for n_tok, _ in trace.passes)
-    most = max(len(used) for n_tok, layers in trace.passes for used in layers if n_tok == fewest)  # a token's experts, in a pass over one
+    fewest = min(done.n_tok for done in trace.passes)
+    most = max(len(used) for done in trace.passes for used in done.experts if done.n_tok == fewest)  # a token's experts, in a pass over one
     sizes = SimpleNamespace(
         expert_bytes=dict(zip(trace.layers, trace.expert_bytes, strict=True)),
         num_experts=dict(zip(trace.layers, trace.num_experts, strict=True)),

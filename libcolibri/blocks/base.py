@@ -13,6 +13,7 @@ from ..rope import RopeConfig
 if TYPE_CHECKING:  # recording costs an import of the compiler, reading a config does not
     from ..recorder import Recorder
     from .moe import MoE
+    from .moe_state import RoutingState
     from .site import Site
 
 
@@ -96,6 +97,10 @@ class Block(ABC):
     def routed(self) -> "MoE | None":
         """The part that sends tokens to experts, where the block has one."""
         return None
+
+    def record_guess(self, r: "Recorder", site: "Site", state: "RoutingState") -> None:
+        """Record the choice of experts that the layer would make for the residual stream as it is now, for a block with a routed part."""
+        raise AssertionError(f"{type(self).__name__} chooses no experts")
 
     def ropes(self) -> tuple[tuple[RopeConfig, int], ...]:
         """Rotary embeddings whose tables `record` uses, each with the columns that turn."""

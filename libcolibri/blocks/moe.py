@@ -16,7 +16,7 @@ from ..recorder import LANES, Activation, Recorder, Rows, wants
 from ..weights import PartLayout
 from .base import Block, ExpertShape, TensorSpec
 from .mlp import Mlp, check_activation, ffn_parts
-from .moe_state import MoeState
+from .moe_state import MoeState, RoutingState
 from .router import Router
 from .site import Site
 
@@ -102,12 +102,20 @@ class MoE(Block):
         wanted = frozenset(["rows"])
         return wanted if self.shared is None else wanted | self.shared.wanted(site)
 
+    def record_guess(self, r: Recorder, site: Site, state: RoutingState) -> None:
+        """What the layer would choose if its input were the residual stream as it is now, into `state`: the guess of a layer before."""
+        self.record_choice(r, site, site.input(r, self.router_wanted(site)), state)
+
+    def record_choice(self, r: Recorder, site: Site, x: Activation, state: RoutingState) -> None:
+        """Choose experts by the router's input x."""
+        r.product("router", site.matrix("router"), x, state.logits)
+        self.router.record(r, site, self.num_experts, self.num_experts_per_tok, state)
+
     def record_routing(self, r: Recorder, site: Site, x: Activation) -> None:
         """Choose experts by the router's input x and sort the tokens by expert."""
         assert site.moe is not None
         E, K, state = self.num_experts, self.num_experts_per_tok, site.moe
-        r.product("router", site.matrix("router"), x, state.logits)
-        self.router.record(r, site, E, K, state)
+        self.record_choice(r, site, x, state)
         ids = state.ids[site.layer]
         slots = [r.n_tok, K, E, ids, state.slot, state.count, state.first, state.source, state.done, state.fresh]
         r.program.record("sort", r.kernels.get(moe.make_sort), slots)
@@ -121,7 +129,7 @@ class MoE(Block):
         wave_of = Wave(r, site, state, table, self, x, weights if self.scale_input else 0)
         wave = r.program.record("wave", r.kernels.get(moe.make_wave), [
             self.num_experts, state.count, state.done, table, state.ready, state.missing, site.resident.stamps(site.layer),
-            site.resident.clock, state.counters, state.fresh,
+            site.resident.clock, state.counters[site.layer], state.fresh,
         ])  # fmt: skip
         wave_of.record()
         end = r.program.record("wave end", r.kernels.get(moe.make_wave_end), [state.ready, state.done, state.missing])

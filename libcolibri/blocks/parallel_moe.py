@@ -4,11 +4,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..recorder import Recorder, padded_vector
+from ..recorder import Activation, Recorder, padded_vector
 from ..weights import Norm
 from .base import Block, ExpertShape, NormConfig, TensorSpec
 from .mlp import Mlp
 from .moe import MoE
+from .moe_state import RoutingState
 from .site import Site
 
 NORMS = {
@@ -52,13 +53,17 @@ class ParallelMoE(Block):
         self.mlp.record_on(r, site, site.input(r, self.mlp.wanted(site)), site.out, None)
         dense = self._norm(site, "dense_norm")
         r.norm_in_place("dense norm", site.out, padded_vector(dense.weight), self.eps)
-        router_norm = self._norm(site, "router_norm", site.x.cols**-0.5)
-        router_input = r.activation("router norm", site.x, self.moe.router_wanted(site), router_norm)
-        self.moe.record_routing(r, site, router_input)
+        self.moe.record_routing(r, site, self._router_input(r, site))
         norm = self._norm(site, "experts_input_norm")
         x = r.activation("experts norm", site.x, self.moe.experts_wanted(site), norm, settled=True)
         self.moe.record_experts(r, site, x, site.rows("experts_out"), None)
         r.add_normed("experts", site.out, site.rows("experts_out"), self._norm(site, "experts_norm"), 1.0)
+
+    def record_guess(self, r: Recorder, site: Site, state: RoutingState) -> None:
+        self.moe.record_choice(r, site, self._router_input(r, site), state)
+
+    def _router_input(self, r: Recorder, site: Site) -> Activation:
+        return r.activation("router norm", site.x, self.moe.router_wanted(site), self._norm(site, "router_norm", site.x.cols**-0.5))
 
     def _norm(self, site: Site, name: str, factor: float = 1.0) -> Norm:
         """The norm with this weight, times a factor."""

@@ -8,7 +8,7 @@ from ..errors import ConfigError
 from ..kernels.router import GROUP_SCORES, SCORES, make_route
 from ..recorder import Recorder, padded_vector
 from .base import TensorSpec
-from .moe_state import MoeState
+from .moe_state import RoutingState
 from .site import Site
 
 
@@ -55,7 +55,7 @@ class Router:
         names = {"bias": self.bias, "e_score_correction_bias": self.choice_bias, "per_expert_scale": self.expert_scale}
         return specs | {f"router.{name}": TensorSpec(f"mlp.gate.{name}", (num_experts,)) for name, there in names.items() if there}
 
-    def record(self, r: Recorder, site: Site, num_experts: int, chosen: int, state: MoeState) -> None:
+    def record(self, r: Recorder, site: Site, num_experts: int, chosen: int, state: RoutingState) -> None:
         """state.ids and state.weights of the layer from state.logits."""
         bias, choice_bias, scales = (self._vector(site, name) for name in ("bias", "e_score_correction_bias", "per_expert_scale"))
         numbers = np.array([self.softcap, self.eps, self.least, self.scale, 2 * self.jitter], np.float32)

@@ -104,6 +104,16 @@ def make_wave(isa):
     return wave
 
 
+def make_stop(isa):
+    """Kernel: end the replay here. No operands."""
+
+    @kernel
+    def stop(operands, rank, threads):
+        return FAULT if rank == 0 else 0
+
+    return stop
+
+
 def make_gather(isa, width, quantised):
     """Kernel: the input rows of this wave's experts, into their panel runs (quantised) or float32 rows. Ranks share experts' rows.
 

@@ -8,18 +8,22 @@ chunk. What differs from run to run (token ids, their number, the first position
 at an expert fault; the missing experts are brought in and it resumes there.
 """
 
+import itertools
 import threading
-from collections.abc import Mapping
+import time
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
 
 from ..blocks.moe import MoE
-from ..blocks.moe_state import MoeState
+from ..blocks.moe_state import MoeState, RoutingState
 from ..blocks.site import ResidentExperts, Site
 from ..config import ModelConfig, Sublayer
 from ..errors import ConfigError, PassCancelled
 from ..kernels.kernel_set import KernelSet
+from ..kernels.moe import make_stop
+from ..prefetch import Prefetch, most_likely
 from ..program import Program
 from ..recorder import Recorder, Rows, padded, wants
 from ..rope import RopeConfig, rope_tables
@@ -33,17 +37,20 @@ LOGITS_CHUNK_TOK = 32  # tokens whose logits are computed at once
 class Experts(ResidentExperts, Protocol):
     """The expert cache as the decoder uses it."""
 
-    def begin_pass(self) -> None:
-        """A forward pass begins."""
+    @property
+    def holds_everything(self) -> bool: ...
 
-    def end_pass(self, routed: Mapping[int, np.ndarray]) -> None:
-        """A forward pass has ended. routed: by layer, the experts of each token, int64 (T, K)."""
+    def begin_pass(self, n_tok: int) -> None: ...
 
-    def begin(self, layer: int, expert_ids: np.ndarray, busy: np.ndarray) -> None:
-        """Start to read missing experts while the `busy` ones are computed; `bring_in` of the layer follows."""
+    def end_pass(self, routed: Mapping[int, np.ndarray]) -> None: ...
 
-    def bring_in(self, layer: int, expert_ids: np.ndarray) -> None:
-        """Make at least one of the experts resident, as many as fit; others of any layer may be evicted."""
+    def note(self, layer: int, chosen: np.ndarray) -> None: ...
+
+    def demand(self, layer: int, expert_ids: np.ndarray, busy: np.ndarray) -> None: ...
+
+    def look_ahead(self, layer: int, expert_ids: Sequence[int], most: int, busy_layer: int, busy: np.ndarray) -> None: ...
+
+    def collect(self, layer: int, quorum: int = 0) -> None: ...
 
 
 class Buffers:
@@ -78,6 +85,7 @@ class Decoder:
     context_length   positions that any state of this decoder may have
     max_chunk_tok    most tokens of one call
     kv_dtype         float16, or float32 where the weights are float32 (default: chosen so)
+    prefetch         says when experts are read before a layer asks for them; None: never
     """
 
     def __init__(
@@ -91,8 +99,9 @@ class Decoder:
         max_chunk_tok: int = 512,
         kernels: KernelSet | None = None,
         kv_dtype: type | None = None,
+        prefetch: Prefetch | None = None,
     ):
-        self.config, self.team, self.experts = config, team, experts
+        self.config, self.team, self.experts, self.prefetch = config, team, experts, prefetch
         self.context_length, self.max_chunk_tok = context_length, min(max_chunk_tok, context_length)
         self.kernels = kernels or KernelSet()
         self.kv_dtype = np.dtype(kv_dtype or default_kv_dtype(weights))
@@ -130,7 +139,12 @@ class Decoder:
     @property
     def expert_counters(self) -> np.ndarray:
         """Hits and misses so far, int64 (2,): experts that were, or were not, resident when a layer first asked for them."""
-        return sum((state.counters for state in self.buffers.moe.values()), start=np.zeros(2, np.int64))
+        return self.layer_counters.sum(axis=0)
+
+    @property
+    def layer_counters(self) -> np.ndarray:
+        """`expert_counters` by layer, int64 (num_hidden_layers, 2)."""
+        return sum((state.counters for state in self.buffers.moe.values()), start=np.zeros((self.config.num_hidden_layers, 2), np.int64))
 
     def forward(
         self, state: SequenceState, token_ids: np.ndarray, logits: str = "last", cancel: threading.Event | None = None
@@ -150,11 +164,18 @@ class Decoder:
             self._n_tok[0], self._start[0], self._ids[:n] = n, state.n_tok, token_ids
             self._descriptors[:] = state.descriptors
             if self.experts is not None:
-                self.experts.begin_pass()
+                self.experts.begin_pass(n)
+            started = time.perf_counter()
+            guess = None
+            if self.prefetch is not None and self.prefetch.wanted(n):
+                guess = self._guess_one if n == 1 else self._guess_many
+                guess.layer = -1
             with state.appending(n):
-                self._run(self._step if n == 1 else self._chunk, cancel)
+                self._run(self._step if n == 1 else self._chunk, cancel, guess)
             if self.experts is not None:
                 self.experts.end_pass(self._routed(n))
+            if self.prefetch is not None:
+                self.prefetch.note(n, guess is not None, time.perf_counter() - started)
             if logits == "none":
                 return None
             if logits == "last":
@@ -171,20 +192,58 @@ class Decoder:
         if token_ids.min() < 0 or token_ids.max() >= self.config.vocab_size:
             raise ConfigError(f"token id {token_ids.max()} is outside the vocabulary of {self.config.vocab_size}")
 
-    def _run(self, recorded: "_Recorded", cancel: threading.Event | None = None) -> None:
-        at = 0
+    def _run(self, recorded: "_Recorded", cancel: threading.Event | None = None, guess: "_Guess | None" = None) -> None:
+        """Replay a program to its end. At an expert fault, what is missing is asked for, and computed as it arrives."""
+        at, asking = 0, -1
         while (at := self.team.run(recorded.program, at)) < len(recorded.program):
             layer, state, wave = recorded.faults[at]
             missing, ready = (experts[1 : 1 + experts[0]].copy() for experts in (state.missing, state.ready))
             assert self.experts is not None
             if cancel is not None and cancel.is_set():
                 raise PassCancelled("the pass was cancelled while experts were missing")
-            if at == wave and len(ready):
-                self.experts.begin(layer, missing, ready)
+            if at != wave:
+                self.experts.collect(layer, self._quorum(len(missing)))
+                at = wave
+                continue
+            if layer != asking:
+                asking = layer
+                if self._first_fault(layer, state, missing):
+                    at = wave
+                    continue
+            self.experts.demand(layer, missing, ready)
+            if guess is not None and guess.layer != layer:
+                self._look_ahead(guess, layer, ready)
+            if len(ready):
                 at = wave + 1
             else:
-                self.experts.bring_in(layer, missing)
+                self.experts.collect(layer, self._quorum(len(missing)))
                 at = wave
+
+    def _first_fault(self, layer: int, state: MoeState, missing: np.ndarray) -> bool:
+        """A layer has missed experts for the first time in a pass. Whether some of them were there already, read ahead: hits after all."""
+        assert self.experts is not None
+        n = int(self._n_tok[0])
+        if n > 1:
+            self.experts.note(layer, state.ids[layer, :n])
+        self.experts.collect(layer)
+        came = int(np.count_nonzero(self.experts.table(layer)[missing]))
+        state.counters[layer] += [came, -came]
+        return came > 0
+
+    def _quorum(self, n_missing: int) -> int:
+        """How many missing experts to wait for before computing: all that a token wants, a few of a prompt's, which take longer."""
+        return n_missing if self._n_tok[0] == 1 else -(-n_missing // 4)
+
+    def _look_ahead(self, guess: "_Guess", layer: int, ready: np.ndarray) -> None:
+        """While a layer waits for the drive: let the next one guess its experts, and read those after."""
+        assert self.experts is not None and self.prefetch is not None
+        guess.layer = layer
+        following = guess.following.get(layer)
+        if following is not None:
+            self.team.run(guess.program, guess.starts[following])
+            n = int(self._n_tok[0])
+            likely = most_likely(guess.states[following].ids[following, :n])
+            self.experts.look_ahead(following, likely, self.prefetch.most(n), layer, ready)
 
     def _logits(self, tokens: slice) -> np.ndarray:
         """float32 (n, V) of n <= LOGITS_CHUNK_TOK tokens of the residual stream."""
@@ -201,6 +260,8 @@ class Decoder:
         self._head_x, self._head_out = Rows(LOGITS_CHUNK_TOK, config.hidden_size), Rows(LOGITS_CHUNK_TOK, config.vocab_size)
         self._step, self._chunk = self._record_layers(1), self._record_layers(self.max_chunk_tok)
         self._head_one, self._head_many = self._record_head(1), self._record_head(LOGITS_CHUNK_TOK)
+        if self.prefetch is not None:
+            self._guess_one, self._guess_many = self._record_guess(1), self._record_guess(self.max_chunk_tok)
 
     def _recorder(self, max_tok: int, n_tok: np.ndarray) -> Recorder:
         return Recorder(self.kernels, self.team.threads, max_tok, n_tok, _scratch_bytes(self.config, self.context_length))
@@ -222,19 +283,38 @@ class Decoder:
     def _record_sublayer(self, r: Recorder, layer: int, sub: Sublayer, weights: SublayerWeights, recorded: "_Recorded") -> None:
         """x += residual_multiplier * output_norm(block(input_norm(x))); without multiplier and output norm in place."""
         b, factor = self.buffers, self.config.residual_multiplier
-        in_place = sub.output_norm is None and factor == 1.0
+        site = self._site(layer, sub, weights)
+        sub.block.record(r, site)
+        if site.out is not b.x:
+            r.add_normed("add", b.x, b.out, weights.output_norm, factor)
+        if site.moe is not None:
+            recorded.faults |= {at: (layer, site.moe, resume) for at, resume in site.faults.items()}
+
+    def _site(self, layer: int, sub: Sublayer, weights: SublayerWeights) -> Site:
+        b = self.buffers
+        in_place = sub.output_norm is None and self.config.residual_multiplier == 1.0
         moe = None if sub.block.routed is None else b.moe[sub.block.routed]
-        site = Site(
+        return Site(
             layer=layer, weights=weights.fields, x=b.x, norm=weights.input_norm, out=b.x if in_place else b.out,
             onto=b.x if in_place else None, start=self._start, ids=self._ids, states=self._descriptors, kv_dtype=self.kv_dtype,
             buffers={name: b.rows[name, cols] for name, cols in sub.block.rows(self.config.hidden_size).items()},
             rope_table=self._rope_table, context_length=self.context_length, experts=weights.experts, moe=moe, resident=self.experts,
         )  # fmt: skip
-        sub.block.record(r, site)
-        if not in_place:
-            r.add_normed("add", b.x, b.out, weights.output_norm, factor)
-        if moe is not None:
-            recorded.faults |= {at: (layer, moe, resume) for at, resume in site.faults.items()}
+
+    def _record_guess(self, max_tok: int) -> "_Guess":
+        """For each layer with experts but the first, what it would choose for the residual stream of the layer before."""
+        r = self._recorder(max_tok, self._n_tok)
+        layers = sorted(self._moe_layers)
+        guess = _Guess(r.program, dict(itertools.pairwise(layers)))
+        states = {block: RoutingState(block.num_experts, block.num_experts_per_tok, max_tok, 1 + layers[-1]) for block in self.buffers.moe}
+        for i in layers[1:]:
+            for sub, found in zip(self.config.layers[i].sublayers, self._weights.layers[i].sublayers, strict=True):
+                if sub.block.routed is not None:
+                    guess.starts[i], guess.states[i] = len(r.program), states[sub.block.routed]
+                    sub.block.record_guess(r, self._site(i, sub, found), guess.states[i])
+                    r.program.record("stop", r.kernels.get(make_stop), [])
+        r.program.finish()
+        return guess
 
     def _rope_table(self, rope: RopeConfig, columns: int) -> np.ndarray:
         """float32 (context_length, columns): cosines, then sines; one table for all layers that turn alike."""
@@ -262,6 +342,19 @@ class _Recorded:
     def __init__(self, program: Program):
         self.program = program
         self.faults: dict[int, tuple[int, MoeState, int]] = {}
+
+
+class _Guess:
+    """A program that guesses, in parts: from operation starts[layer] to the next stop it fills states[layer].
+
+    following   by layer, the next one with experts
+    layer       the layer that looked ahead last
+    """
+
+    def __init__(self, program: Program, following: dict[int, int]):
+        self.program, self.following, self.layer = program, following, -1
+        self.starts: dict[int, int] = {}
+        self.states: dict[int, RoutingState] = {}
 
 
 def default_kv_dtype(weights: ModelWeights) -> type:

@@ -63,12 +63,12 @@ def test_run_reads_the_prompt_from_a_pipe(home: Path) -> None:
 def test_run_passes_every_option_on(home: Path) -> None:
     engine = FakeEngine("x")
     fakes = FakeServices(engine)
-    words = "run -m a-chat-model -p Hi --threads 2 --ctx 512 --no-prefetch --preload --temp 0.5 --top-k 7 --top-p 0.9 --min-p 0.1"
+    words = "run -m a-chat-model -p Hi --threads 2 --ctx 512 --prefetch off --preload --temp 0.5 --top-k 7 --top-p 0.9 --min-p 0.1"
     words += " --verify-experts --repeat-penalty 1.1 --seed 3 -n 9 --stop END --stop STOP --expert-cache"
     for given, expected in (("6GB", "6GB"), ("12", 12), ("auto", "auto"), ("512MiB", "512MiB"), ("1.5g", "1.5g")):
         engine.replies.append("x")
         invoke(main, [*words.split(), given], fakes, home)
-        options = {"threads": 2, "context_length": 512, "expert_cache": expected, "preload": True, "prefetch": False}
+        options = {"threads": 2, "context_length": 512, "expert_cache": expected, "preload": True, "prefetch": "off"}
         options |= {"verify_experts": True, "usage_history": home / "usage"}
         assert fakes.opened[-1] == (home / "models" / "a-chat-model", options)
     sampling, max_tokens, stop = engine.samplings[0]
@@ -113,8 +113,8 @@ def test_run_records_a_trace_and_trace_replays_it(home: Path, tmp_path: Path) ->
             writer.add(1, [np.array([n % 3, 3 + n % 5])])
     result = invoke(main, ["trace", str(path)], fakes, home)
     lines = result.stdout.splitlines()
-    assert lines[0] == "30 passes, 1 layers, 81.9 kB of experts" and lines[1].split()[-4:] == [*POLICIES, OPTIMUM]
-    assert lines[-1].split() == ["73.7", "kB", "(90%)", *["86.7%"] * 4]  # 8 experts of 60 uses are read once
+    assert lines[0] == "30 passes, 1 layers, 81.9 kB of experts" and lines[1].split()[-5:] == [*POLICIES, OPTIMUM]
+    assert lines[-1].split() == ["73.7", "kB", "(90%)", *["86.7%"] * 5]  # 8 experts of 60 uses are read once
     facts = json.loads(invoke(main, ["trace", str(path), "--warm-up", "15", "--json"], fakes, home).stdout)
     assert facts["passes"] == 30 and facts["runs"][-1]["policy"] == OPTIMUM and facts["runs"][-1]["misses"] == 0
     refused = invoke(main, ["trace", str(tmp_path / "none")], fakes, home)

@@ -111,7 +111,7 @@ def test_a_read_error_while_warming_shows_where_the_expert_is_needed(folder, kno
     (tmp_path / "h").write_bytes(known[0].read_bytes())
     from libcolibri.expert_store import ExpertStore
 
-    def broken(self, layer, expert_ids, targets):
+    def broken(self, layer, expert_ids, targets, **options):
         raise ExpertReadError(f"layer {layer}: drive gone")
 
     with monkeypatch.context() as patch:

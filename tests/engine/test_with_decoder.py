@@ -66,9 +66,12 @@ def test_smallest_cache_and_other_chunks_give_the_same_bits(folder, engine):
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_simulated_misses_are_those_of_the_cache(folder, engine, policy, tmp_path):
-    """Every policy gives the same bits, and the simulator, fed with the run's trace, counts what the cache counted."""
-    expected, options = engine.new_session().logits(PROMPT), {"expert_cache": 3, "prefill_chunk": 6, "expert_policy": policy}
-    with Engine.open(folder, parts=real_parts(), trace=tmp_path / "trace", **options) as other:
+    """Every policy gives the same bits, and the simulator, fed with the run's trace, counts what the cache counted.
+
+    Token by token: of a prompt's experts those are computed first that come first, so a drive's mood decides who leaves.
+    """
+    expected, options = engine.new_session().logits(PROMPT), {"expert_cache": 3, "prefill_chunk": 1, "expert_policy": policy}
+    with Engine.open(folder, parts=real_parts(), trace=tmp_path / "trace", prefetch=False, **options) as other:
         np.testing.assert_array_equal(other.new_session().logits(PROMPT), expected)
         budget, stats = other.experts.capacity_bytes, other.expert_stats
     run = simulate(read_trace(tmp_path / "trace"), policy, budget)
@@ -80,16 +83,16 @@ def test_a_pass_over_streamed_experts_can_be_cancelled(folder, engine):
     """The event is looked at while experts are missing; the session goes on as if nothing had been."""
     expected = [s.token_id for s in engine.new_session().generate(PROMPT, max_tokens=4) if s.token_id is not None]
     with Engine.open(folder, parts=real_parts(), expert_cache=1) as other:
-        session, cancel, bring_in = other.new_session(), threading.Event(), other.experts.bring_in
+        session, cancel, demand = other.new_session(), threading.Event(), other.experts.demand
 
         def cancel_later(*arguments):
-            bring_in(*arguments)
+            demand(*arguments)
             cancel.set()
 
-        other.experts.bring_in = cancel_later
+        other.experts.demand = cancel_later
         steps = list(session.generate(PROMPT, max_tokens=4, cancel=cancel))
         assert [step.finish_reason for step in steps] == ["cancelled"] and steps[0].stats.prefilled_tok == 0
-        other.experts.bring_in = bring_in
+        other.experts.demand = demand
         assert [s.token_id for s in session.generate(PROMPT, max_tokens=4) if s.token_id is not None] == expected
 
 

@@ -2,7 +2,6 @@
 
 import mmap
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -120,12 +119,20 @@ class NumberedStore:
         self.expert_bytes, self.num_experts = {0: expert_bytes}, {0: num_experts}
         self.total_bytes = expert_bytes * num_experts
 
-    def start(self, layer, expert_ids, targets):
-        def finish() -> None:
-            for expert, target in zip(expert_ids, targets, strict=True):
-                target[:] = expert + 1
+    def start(self, layer, expert_ids, targets, *, urgent=True):
+        return NumberedReading(expert_ids, targets)
 
-        return SimpleNamespace(wait=finish)
+
+class NumberedReading:
+    def __init__(self, expert_ids, targets):
+        self.work = list(zip(expert_ids, targets, strict=True))
+
+    def is_done(self):
+        return False
+
+    def wait(self):
+        for expert, target in self.work:
+            target[:] = expert + 1
 
 
 def test_a_cache_under_pressure_shrinks_at_a_fault_and_grows_again():
@@ -134,12 +141,12 @@ def test_a_cache_under_pressure_shrinks_at_a_fault_and_grows_again():
     size, count = MIB + 4096, 20
     cache = ExpertCache(NumberedStore(size, count), count * size, 2, watch=watched.watch)
     watched.clock.now += 1
-    cache.begin_pass()
+    cache.begin_pass(1)
     cache.bring_in(0, np.arange(18))
     at = cache.table(0).copy()
     watched.left, watched.clock.now = TARGET_BYTES - 9 * size - LOW_BYTES, watched.clock.now + 1  # short, with what idle slots would take
-    cache.begin(0, np.array([18, 19]), np.array([0, 1]))
-    cache.bring_in(0, np.array([18, 19]))
+    cache.demand(0, np.array([18, 19]), np.array([0, 1]))
+    cache.collect(0, 2)
     assert cache.stats.shrinks == 1 and cache.capacity_bytes < 11 * size and cache.stats.capacity_bytes == cache.capacity_bytes
     left = cache.resident(0)
     assert {18, 19} <= set(left) and len(left) * size == cache.capacity_bytes
@@ -151,7 +158,7 @@ def test_a_cache_under_pressure_shrinks_at_a_fault_and_grows_again():
     watched.left = ROOMY
     for _ in range(round(GROW_AFTER_S / LOOK_EVERY_S) + 2):
         watched.clock.now += LOOK_EVERY_S
-        cache.begin_pass()
+        cache.begin_pass(1)
     assert cache.holds_everything and cache.resident(0) == left
     cache.bring_in(0, np.arange(count))
     assert cache.resident(0) == list(range(count))
@@ -161,10 +168,10 @@ def test_the_smallest_cache_stays():
     watched = Watched(-GIB)
     cache = ExpertCache(NumberedStore(4096, 8), 8 * 4096, 2, watch=watched.watch)
     watched.clock.now += 1
-    cache.begin_pass()
+    cache.begin_pass(1)
     assert cache.capacity(0) == 2 and cache.stats.shrinks == 1
     watched.clock.now += 1
-    cache.begin_pass()
+    cache.begin_pass(1)
     assert cache.stats.shrinks == 1
     cache.bring_in(0, np.array([5, 6]))
     assert cache.resident(0) == [5, 6]

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from libcolibri.atomic_file import write_atomically
 from libcolibri.errors import FormatError
-from libcolibri.expert_trace import Trace
+from libcolibri.expert_trace import Trace, TracedPass
 from libcolibri.expert_usage import ExpertUsage
 from libcolibri.usage_history import HALF_LIFE_TOK, SAVE_EVERY_S, UsageHistory, forget, read_usage
 
@@ -236,5 +236,6 @@ def test_facts_of_usage():
     assert usage.hottest_first() == [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2), (1, 3)]
     assert usage.rates()[0].tolist() == [0.75, 0.125, 0.125, 0] and usage.shares()[2].tolist() == [0, 0, 0]
     assert ExpertUsage({0: np.zeros(2)}, 0.0).rates()[0].tolist() == [0, 0]
-    trace = Trace((0, 3), (1, 1), (2, 3), ((5, ((0, 1), (2,))), (1, ((1,), (2,)))))
-    assert {layer: row.tolist() for layer, row in ExpertUsage.of_trace(trace).uses.items()} == {0: [1, 2], 3: [0, 0, 2]}
+    passes = TracedPass(5, ((0, 1), (2,)), ((1, 4), (5,))), TracedPass(1, ((1,), (2,)), ((1,), (1,)))
+    trace = Trace((0, 3), (1, 1), (2, 3), passes)
+    assert {layer: row.tolist() for layer, row in ExpertUsage.of_trace(trace).uses.items()} == {0: [1, 5], 3: [0, 0, 6]}

@@ -97,9 +97,9 @@ def test_family_with_quantised_weights(name, model_dirs):  # noqa: F811
         prompt = expected["input_ids"][0].astype(np.int64)[: running.config.max_context_length]
         got, wanted = running.logits(prompt), expected["logits"][: len(prompt)]
         assert same_bits(running.logits(prompt, 1), got) and same_bits(running.logits(prompt, 7), got)
-    slots = running.config.num_experts_per_tok or None
+    slots = 3 * running.config.num_experts_per_tok or None  # room for guesses
     with Running(folder, threads=2, expert_slots=slots, max_chunk_tok=len(prompt)) as small:
-        assert same_bits(small.logits(prompt), got)
+        assert same_bits(small.logits(prompt), got) and same_bits(small.logits(prompt, 1), got)
     error = np.abs(got - wanted).max(1) / np.ptp(wanted)
     assert np.median(error) < QUANTISED_LIMIT
 

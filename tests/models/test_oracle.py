@@ -16,6 +16,7 @@ from libcolibri.kernels.kernel_set import KernelSet
 from libcolibri.loader import load_weights
 from libcolibri.models.decoder import Decoder
 from libcolibri.models.registry import parse_config
+from libcolibri.prefetch import Prefetch
 from libcolibri.simd.isa import available
 from libcolibri.thread_team import Team
 
@@ -40,7 +41,7 @@ def model_dirs(tmp_path_factory):
 
 
 class Running:
-    """A decoder on a model directory, with all that must be closed."""
+    """A decoder on a model directory, with all that must be closed. Where experts are streamed, they are read ahead as well."""
 
     def __init__(self, path: Path, *, threads: int = 1, isa=BEST, expert_slots: int | None = None, max_chunk_tok: int = 512):
         manifest = read_manifest(path)
@@ -52,8 +53,9 @@ class Running:
             budget = self.store.total_bytes if expert_slots is None else expert_slots * max(self.store.expert_bytes.values())
             self.cache = ExpertCache(self.store, budget, self.config.num_experts_per_tok)
         self.decoder = Decoder(
-            self.config, weights, self.team, self.cache, context_length=128, kernels=KERNELS[isa], max_chunk_tok=max_chunk_tok
-        )
+            self.config, weights, self.team, self.cache, context_length=128, kernels=KERNELS[isa], max_chunk_tok=max_chunk_tok,
+            prefetch=Prefetch("on") if self.config.is_moe and expert_slots is not None else None,
+        )  # fmt: skip
 
     def __enter__(self) -> "Running":
         return self
