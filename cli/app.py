@@ -57,4 +57,6 @@ def main() -> None:
       colibri-convert   make a model directory of a Hugging Face folder or a GGUF file
       colibri-ingest    put documents into a knowledge base
       colibri-chat      ask questions, answered from those documents
+
+    Models, knowledge bases and what is remembered are in the user's folder: $COLIBRI_HOME, else ~/.colibri.
     """

@@ -38,7 +38,7 @@ EXIT_CODES = {
 
 def exit_codes_help(*codes: int) -> str:
     """The `Exit codes` paragraph of a command's --help."""
-    lines = [f"{code}  {EXIT_CODES[code]}" for code in sorted({DONE, FAILED, USAGE, INTERRUPTED, *codes})]
+    lines = [f"{code}  {EXIT_CODES[code]}" for code in sorted({DONE, FAILED, USAGE, INTERRUPTED, PIPE_CLOSED, *codes})]
     return "\b\nExit codes:\n" + "\n".join(f"  {line}" for line in lines)
 
 

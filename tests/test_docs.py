@@ -123,6 +123,39 @@ def test_exit_codes_are_documented(page):
     assert {int(number) for number in re.findall(r"\b\d+\b", section)} == set(codes)
 
 
+def documented_defaults(page: Path) -> dict[str, list[str]]:
+    """Option -> the last cells of the table rows that begin with it."""
+    found: dict[str, list[str]] = {}
+    for row in re.findall(r"^\| (`-.*) \|$", text_of(page), re.MULTILINE):
+        first, *_, last = row.split(" | ")
+        for option in re.findall(r"--[a-z-]+", first):
+            found.setdefault(option, []).append(last)
+    return found
+
+
+def default_of(option: click.Option) -> str | None:
+    """What --help says that an option defaults to; None where it says nothing."""
+    stated = re.search(r"\[default: (.*)\]$", option.help or "")
+    if stated:
+        return stated[1]
+    return str(option.default) if option.show_default is True else None
+
+
+@pytest.mark.parametrize("page", REFERENCES, ids=name_of)
+def test_defaults_are_those_of_help(page):
+    """Numbers and names in both languages, sentences in English."""
+    cells = documented_defaults(page)
+    for name, command in commands():
+        for option in command.params:
+            expected = default_of(option) if isinstance(option, click.Option) else None
+            english = expected is not None and not re.fullmatch(r"[a-z]+|[\d.]+", expected)
+            if expected is None or (english and page != REFERENCES[0]) or "--quant" in option.opts:
+                continue
+            said = cells.get(max(option.opts, key=len), [])
+            if said or name != "colibri trace":  # whose one number is in a sentence
+                assert any(expected in cell for cell in said), f"{name} {option.opts}: --help says {expected!r}, the page {said}"
+
+
 @pytest.mark.parametrize("page", CHAT_PAGES, ids=name_of)
 def test_slash_commands_are_documented(page):
     table = {command.name for command in importlib.import_module("colibri_cli.repl.commands").COMMANDS}
@@ -201,6 +234,17 @@ def test_the_status_table_is_true(page):
     assert str(len(importlib.import_module("libcolibri.models.registry").FAMILIES)) in family_row
     named_types, named_recipes = (set(re.findall(r"[a-z]+\d+(?:_[a-z0-9]+)*", part)) for part in re.split(r"recipes|方案", type_row))
     assert named_types == types and named_recipes == recipes
+
+
+@pytest.mark.parametrize("page", [DOCS / "en" / "quantization.md", DOCS / "zh" / "模型转换与量化.md"], ids=name_of)
+def test_the_table_of_tensor_types_is_true(page):
+    formats = importlib.import_module("libcolibri.quant").FORMATS
+    named = {}
+    for kinds, _, bits, _ in re.findall(r"^\| ([^|]+) \| ([^|]+) \| ([\d., 、]+) \| ([^|]+) \|$", text_of(page), re.MULTILINE):
+        names, numbers = re.findall(r"\w+", kinds), [float(number) for number in re.findall(r"[\d.]+", bits)]
+        named |= dict(zip(names, numbers if len(numbers) > 1 else numbers * len(names), strict=True))
+    assert named.keys() == formats.keys()
+    assert {kind for kind in named if abs(named[kind] - formats[kind].bits_per_weight) > 0.01} == set()
 
 
 @pytest.mark.parametrize("page", [DOCS / "en" / "model-families.md", DOCS / "zh" / "模型家族.md"], ids=name_of)

@@ -26,7 +26,9 @@ from ..text import to_json
 @engine_options
 @sampling_options
 @thinking_options("off with documents, else the model's own")
-@click.option("-n", "--max-tokens", type=Number(int, 1), metavar="N", help="Longest answer.  [default: until the model ends]")
+@click.option(
+    "-n", "--max-tokens", type=Number(int, 1), metavar="N", help="Longest answer.  [default: 512 with documents, else until the model ends]"
+)
 @json_option
 @click.pass_context
 @reports_errors

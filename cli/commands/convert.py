@@ -25,7 +25,8 @@ SHOWN_NAMES = 5
     "--quant",
     type=click.Choice(QUANT_TYPES),
     metavar="TYPE",
-    help=f"Tensor type: {', '.join(QUANT_TYPES)}.  [default: a GGUF's own, else q4_k_m; q8_0 for FP8 and embedders]",
+    help=f"Tensor types: {', '.join(QUANT_TYPES)}. MXFP4 weights are kept by all but the first three.  "
+    "[default: a GGUF's own; of folders q4_k_m, but q8_0 of FP8, MXFP4 and embedders]",
 )
 @click.option("--no-tokenizer", is_flag=True, help="Leave the tokenizer out; the model then takes token ids only.")
 @click.option("--force", is_flag=True, help="Replace the model at DIR.")

@@ -28,7 +28,7 @@ CHANGES = ("added", "changed", "moved", "removed")
 @click.argument("paths", nargs=-1, required=True, metavar="PATH...")
 @click.option("--kb", metavar="DIR", help="Knowledge base; made if it is not there.  [default: kb/default in the user's folder]")
 @click.option("--embedder", metavar="MODEL", help="Embedder's directory or name.  [default: named in models/default-embed]")
-@click.option("--collection", metavar="NAME", help="Put the documents into this collection.")
+@click.option("--collection", metavar="NAME", help="Put the documents into this collection.  [default: default]")
 @click.option("--dry-run", is_flag=True, help="Say what would be done, change nothing.")
 @click.option("--keep-missing", is_flag=True, help="Keep documents whose files are gone from the folders given.")
 @json_option

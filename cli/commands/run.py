@@ -44,7 +44,7 @@ def run(ctx: click.Context, model: str, **options: Any) -> None:
     text = read_prompt(options["prompt"], sys.stdin)
     # What can be refused is refused before the model is loaded.
     sampling = services.sampling(**take_sampling(options))
-    token_ids = parse_token_ids(text) if services.read_manifest(path).tokenizer is None else None
+    token_ids = prompt_ids(text, options) if services.read_manifest(path).tokenizer is None else None
     with ProgressLine(sys.stderr) as progress:
         with progress.waiting(*OPENING):
             engine = services.open_engine(path, on_progress=progress.report, **engine_arguments(options, services.home))
@@ -90,6 +90,16 @@ def template_options(engine: Any, prompt: Any, thinking: str | None) -> dict[str
 
         raise TemplateError(f"--think {thinking} is for chat templates, none is applied here: leave it out")
     return engine.chat_template.thinking_options(thinking)
+
+
+def prompt_ids(text: str, options: dict[str, Any]) -> list[int]:
+    """The prompt of a model without a tokenizer; TokenizerError for an option that is about text."""
+    for name, given in (("--system", options["system"]), ("--stop", options["stop"]), ("--think", options["thinking"])):
+        if given:
+            from libcolibri.errors import TokenizerError
+
+            raise TokenizerError(f"this model has no tokenizer, {name} needs one: leave it out, or convert the model with its tokenizer")
+    return parse_token_ids(text)
 
 
 def parse_token_ids(text: str) -> list[int]:

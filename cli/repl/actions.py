@@ -27,7 +27,7 @@ SETTINGS = {  # name in /set -> (field, type, what it does)
     "min-p": ("min_p", float, "drop tokens below this share of the likeliest"),
     "repeat-penalty": ("repetition_penalty", float, "1 is none"),
     "seed": ("seed", int, "'none' draws a new one each time"),
-    "max-tokens": ("max_tokens", int, "'none' means until the model ends"),
+    "max-tokens": ("max_tokens", int, "'none' means 512 with documents, else until the model ends"),
 }
 
 

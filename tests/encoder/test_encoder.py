@@ -117,6 +117,16 @@ def test_cls_pooling(tmp_path):
     np.testing.assert_allclose(vector, first / np.linalg.norm(first), atol=1e-5)
 
 
+def test_xlm_roberta_is_bert_with_positions_from_behind_the_padding(encoder, tmp_path):
+    tensors, name = tiny_bert.read_tensors(), "embeddings.position_embeddings.weight"
+    tensors[name] = np.pad(tensors[name], ((2, 0), (0, 0)))
+    config = {"model_type": "xlm-roberta", "pad_token_id": 1, "max_position_embeddings": len(tensors[name])}
+    folder = tiny_bert.write_model(tmp_path / "xlm", config=config, tensors=tensors, family="xlm-roberta")
+    with Encoder.open(folder, threads=1) as other:
+        assert other.max_tok == encoder.max_tok
+        assert np.array_equal(other.embed(TEXTS), encoder.embed(TEXTS))
+
+
 def test_settings_and_fingerprint(model, encoder, tmp_path):
     settings = {"pooling": "mean", "normalize": True, "max_tok": 16, "query_prefix": "query: ", "passage_prefix": "passage: "}
     with Encoder.open(tiny_bert.write_model(tmp_path / "settings", config={"encoder": settings}), threads=1) as other:

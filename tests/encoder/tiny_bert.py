@@ -70,7 +70,9 @@ def tokenizer_json() -> bytes:
     ).encode()
 
 
-def write_model(folder: Path, kind: str = "f32", config: dict | None = None, tensors: dict | None = None) -> Path:
+def write_model(
+    folder: Path, kind: str = "f32", config: dict | None = None, tensors: dict | None = None, family: str = "bert"
+) -> Path:  # fmt: skip
     """A model directory with every matrix in tensor type `kind`."""
     folder.mkdir(exist_ok=True)
     stored, entries = {}, {}
@@ -88,7 +90,7 @@ def write_model(folder: Path, kind: str = "f32", config: dict | None = None, ten
         files[name] = FileEntry(len(data), hashlib.sha256(data).hexdigest())
     manifest = Manifest(
         kind="encoder",
-        family="bert",
+        family=family,
         config=read_config() | (config or {}),
         quantization={"recipe": kind},
         tensors=entries,
