@@ -1,15 +1,16 @@
 """A mixture of experts that speaks: a dense model's feed-forward layers cut into slices, all routed with equal weight.
 
-    python benchmarks/sliced_moe.py DENSE.gguf WORK_FOLDER [--slices 8] [--tokens 64]
+    python benchmarks/sliced_moe.py DENSE.gguf WORK_FOLDER [--slices 8] [--tokens 64] [--quant f32]
 
 In:  a Llama-architecture GGUF file whose ffn tensors are Q4_1 or Q8_0 (SmolLM2-135M-Instruct)
-Out: WORK_FOLDER/sliced.gguf, both model directories, and a line per prompt: whether greedy tokens are the dense model's while the
-     expert cache holds a quarter of the experts, and then only one layer's
+Out: WORK_FOLDER/sliced.gguf, both model directories, and for every size of the expert cache and setting of prefetch: whether the
+     greedy tokens are those of the unlimited cache, and whether they are the dense model's; then the answers. Exit code 1 when tokens
+     depend on cache or prefetch
 
 The sum of all slices is the dense layer. A router of zeros gives every slice the weight 1/slices; the slices' down projections are
 scaled by `slices`, a power of two, which float16 block scales take exactly. Only the order of the final sum differs, by some 1e-7.
 With 8-bit activations (the file's own types) such a difference can flip a rounding and then a nearly tied token; with --quant f32
-nothing is rounded and greedy tokens stay the same.
+nothing is rounded and greedy tokens stay the dense model's.
 """
 
 import argparse
@@ -79,6 +80,21 @@ def answers(model: Path, tokens: int, **options) -> tuple[list[list[int]], list[
         return ids, texts, engine.expert_stats
 
 
+def make_models(gguf_file: str, folder: Path, slices: int, quant: str | None) -> tuple[Path, Path]:
+    """The model directories of the dense and the sliced model, made where they are missing."""
+    from colibri_converter import convert
+
+    folder.mkdir(parents=True, exist_ok=True)
+    sliced = folder / "sliced.gguf"
+    if not sliced.exists():
+        write_sliced(gguf_file, sliced, slices)
+    dense, moe = (folder / f"{name}-{quant or 'gguf'}" for name in ("dense", "moe"))
+    for source, target in ((gguf_file, dense), (sliced, moe)):
+        if not target.exists():
+            convert(Path(source), target, quant=quant)
+    return dense, moe
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("gguf")
@@ -87,24 +103,21 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--quant", help="tensor types of both model directories; default: the file's own")
     args = parser.parse_args()
-    from colibri_converter import convert
-
-    args.folder.mkdir(parents=True, exist_ok=True)
-    sliced = args.folder / "sliced.gguf"
-    if not sliced.exists():
-        write_sliced(args.gguf, sliced, args.slices)
-    folders = [args.folder / f"{name}-{args.quant or 'gguf'}" for name in ("dense", "moe")]
-    for source, folder in zip((args.gguf, sliced), folders, strict=True):
-        if not folder.exists():
-            convert(Path(source), folder, quant=args.quant)
-    dense, texts, _ = answers(folders[0], args.tokens)
-    for share, experts in (("a quarter of the experts", args.slices // 4), ("all experts", args.slices)):
-        moe, _, stats = answers(folders[1], args.tokens, expert_cache=experts)
-        print(f"expert cache: {share} ({experts} of {args.slices} a layer): {stats}")
-        for prompt, a, b in zip(PROMPTS, dense, moe, strict=True):
-            print(f"  {'same' if a == b else 'DIFFERENT'} {len(a)} greedy tokens: {prompt}")
-    for prompt, text in zip(PROMPTS, texts, strict=True):
-        print(f"- {prompt}\n  {' '.join(text.split())}")
+    dense, moe = make_models(args.gguf, args.folder, args.slices, args.quant)
+    dense_ids, dense_texts, _ = answers(dense, args.tokens)
+    whole, texts, _ = answers(moe, args.tokens, expert_cache=args.slices)
+    same = True
+    for experts in (1, args.slices // 4, args.slices):
+        for prefetch in (True, False, "auto"):
+            ids, _, stats = answers(moe, args.tokens, expert_cache=experts, prefetch=prefetch)
+            same &= ids == whole
+            counts = f"{stats.misses} of {stats.hits + stats.misses} read when asked for, {stats.prefetch_used} of {stats.prefetched} ahead"
+            verdict = "same tokens" if ids == whole else "DIFFERENT TOKENS"
+            print(f"expert cache {experts} of {args.slices} a layer, prefetch {prefetch}: {verdict}; experts: {counts}", flush=True)
+    for prompt, a, b, dense_text, text in zip(PROMPTS, dense_ids, whole, dense_texts, texts, strict=True):
+        print(f"- {prompt}\n  {len(a)} tokens, {'those of the dense model' if a == b else 'not those of the dense model'}")
+        print(f"  {' '.join(text.split())}" + ("" if a == b else f"\n  dense: {' '.join(dense_text.split())}"))
+    raise SystemExit(not same)
 
 
 if __name__ == "__main__":

@@ -17,9 +17,9 @@ CLS, SEP, UNK = 1, 2, 3
 WORDS = ["the", "expert", "cache", "keeps", "a", "matrix", "of", "disk", "memory", "模", "型", "专", "家", "。", ".", ","]
 
 
-def read_tensors() -> dict[str, np.ndarray]:
+def read_tensors(folder: Path = FOLDER) -> dict[str, np.ndarray]:
     """Every tensor as float32."""
-    path = FOLDER / "model.safetensors"
+    path = folder / "model.safetensors"
     raw = path.read_bytes()
     tensors = {}
     for name, slot in read_header(path).items():
