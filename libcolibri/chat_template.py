@@ -169,6 +169,8 @@ def _json_object(path: Path) -> dict[str, Any]:
         return {}
     try:
         found = json.loads(path.read_bytes())
+    except OSError as error:
+        raise TemplateError(f"{path}: cannot be read ({error.strerror}): check the drive, then copy the model again") from error
     except ValueError as error:
         raise TemplateError(f"{path}: is not JSON ({error})") from error
     return found if isinstance(found, dict) else {}

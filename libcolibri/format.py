@@ -9,7 +9,7 @@ import hashlib
 import json
 import re
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -130,14 +130,26 @@ def plan_parts(types: dict[str, str], shapes: dict[str, tuple[int, int]]) -> tup
 
 
 def sha256_of(path: Path, on_bytes: Callable[[int], None] | None = None) -> str:
-    """sha256 of a file; on_bytes is told the size of every piece read."""
+    """sha256 of a file; on_bytes is told the size of every piece read. FormatError when the drive does not give it."""
     digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while piece := file.read(READ_BYTES):
-            digest.update(piece)
-            if on_bytes is not None:
-                on_bytes(len(piece))
+    for piece in _pieces(path):
+        digest.update(piece)
+        if on_bytes is not None:
+            on_bytes(len(piece))
     return digest.hexdigest()
+
+
+def _pieces(path: Path) -> Iterator[bytes]:
+    try:
+        with path.open("rb") as file:
+            while piece := file.read(READ_BYTES):
+                yield piece
+    except OSError as error:  # of reading only: what a reader of the pieces raises does not come here
+        raise _unreadable(path, error) from error
+
+
+def _unreadable(path: Path, error: OSError) -> FormatError:
+    return FormatError(f"{path}: cannot be read ({error.strerror}): check the drive, then copy it again or {CONVERT_AGAIN}")
 
 
 # --- writing
@@ -158,7 +170,11 @@ def read_manifest(model_dir: str | Path) -> Manifest:
     path = Path(model_dir) / MANIFEST_NAME
     if not path.is_file():
         raise FormatError(f"{model_dir}: no {MANIFEST_NAME} in it, so it is no colibri model: give a directory made by colibri-convert")
-    return parse_manifest(path.read_bytes(), str(path))
+    try:
+        raw = path.read_bytes()
+    except OSError as error:
+        raise _unreadable(path, error) from error
+    return parse_manifest(raw, str(path))
 
 
 def parse_manifest(raw: bytes, where: str) -> Manifest:

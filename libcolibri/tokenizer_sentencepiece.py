@@ -78,7 +78,7 @@ def added_tokens_beside(folder: Path) -> list[AddedToken]:
         try:
             if found := read(json.loads(path.read_bytes())):
                 return found
-        except (ValueError, AttributeError, KeyError, TypeError) as error:
+        except (OSError, ValueError, AttributeError, KeyError, TypeError) as error:
             raise TokenizerError(f"{path}: its added tokens cannot be read ({type(error).__name__}: {error})") from error
     return []
 

@@ -1,9 +1,11 @@
 """colibri.json and the files it lists: written, read, refused, verified."""
 
 import dataclasses
+import errno
 import hashlib
 import json
 import zlib
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -106,6 +108,20 @@ def test_a_damaged_dense_file_is_named(model):
     raw[-1] ^= 1
     (model / DENSE_NAME).write_bytes(raw)
     with pytest.raises(FormatError, match=r"dense\.safetensors: its contents are damaged"):
+        verify(model)
+
+
+@pytest.mark.parametrize("name", [MANIFEST_NAME, "experts-00003.safetensors"])
+def test_a_file_that_the_drive_does_not_give_is_named(model, name, monkeypatch):
+    opened = Path.open
+
+    def failing(path, *args, **kwargs):
+        if path.name == name:
+            raise OSError(errno.EIO, "Input/output error")
+        return opened(path, *args, **kwargs)
+
+    monkeypatch.setattr(Path, "open", failing)
+    with pytest.raises(FormatError, match=rf"{name}: cannot be read \(Input/output error\)"):
         verify(model)
 
 
