@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from . import __name__ as PACKAGE
+from .errors import told_when_interrupted
 from .options import CONTEXT_SETTINGS
 
 COMMANDS = {  # name of the module and of the function in it -> its line in --help
@@ -23,6 +24,10 @@ COMMANDS = {  # name of the module and of the function in it -> its line in --he
 
 class LazyGroup(click.Group):
     """A group whose --help comes from a table, without importing the commands."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        with told_when_interrupted():  # a command's own imports take a while
+            return super().invoke(ctx)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)

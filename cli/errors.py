@@ -4,12 +4,13 @@ In: the function behind a command.  Out: the same function, with a user's mistak
 A fault of our own (any other exception) keeps its traceback, because that is what a bug report needs.
 """
 
+import contextlib
 import errno
 import functools
 import io
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import click
@@ -69,6 +70,16 @@ def reports_errors(function: Callable[..., Any]) -> Callable[..., Any]:
             raise SystemExit(FAILED) from None
 
     return guarded
+
+
+@contextlib.contextmanager
+def told_when_interrupted() -> Iterator[None]:
+    """Ctrl-C inside ends the program with one line and our exit code, where click would say "Aborted!" and end with 1."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        click.echo("interrupted", err=True)
+        raise SystemExit(INTERRUPTED) from None
 
 
 def replace_closed_streams() -> None:

@@ -141,6 +141,9 @@ def test_run_without_a_tokenizer_takes_and_gives_token_ids(home: Path) -> None:
     result = invoke(main, ["run", "-m", "a-chat-model", "-p", "hello"], fakes, home)
     assert not fakes.opened  # the model is not loaded for nothing
     assert result.exit_code == FAILED and "the prompt must be token ids such as '1 2 3', found 'hello'" in result.stderr
+    for name in ("--system", "--stop", "--think"):
+        result = invoke(main, ["run", "-m", "a-chat-model", "-p", "1 2", name, "off"], fakes, home)
+        assert not fakes.opened and result.exit_code == FAILED and f"{name} needs one" in result.stderr
 
 
 def test_run_keeps_reasoning_out_of_the_answer(home: Path) -> None:
@@ -174,6 +177,15 @@ def test_run_without_a_chat_template_says_so(home: Path) -> None:
     engine.chat_template = None
     assert "no chat template" in run(home, engine, "-p", "Hi").stderr
     assert engine.prompts == ["Hi"]
+
+
+def test_ctrl_c_while_a_command_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(type(main), "get_command", interrupted)
+    result = CliRunner().invoke(main, ["run", "-m", "x"])
+    assert (result.exit_code, result.stderr) == (130, "interrupted\n")
 
 
 def test_ctrl_c_keeps_what_was_written(home: Path) -> None:
