@@ -44,13 +44,14 @@ class FileReader:
                 self.direct = False
         return os.open(self.path, flags)
 
-    def _version_now(self) -> tuple[int, int]:
+    def _version_now(self) -> tuple[int, int, int]:
+        # Who writes may set the time of writing back, but not the time of the last change of anything, on systems that have it.
         found = os.fstat(self._fd)
-        return found.st_size, found.st_mtime_ns
+        return found.st_size, found.st_mtime_ns, found.st_ctime_ns
 
     @property
     def changed(self) -> bool:
-        """Whether the file was written to, or cut, since it was opened: its bytes may be another model's."""
+        """Whether the file was written to, or cut, since it was opened: its bytes may be another model's. True for a new name as well."""
         return self._version_now() != self._version
 
     def read_into(self, target: memoryview, offset: int) -> None:
