@@ -196,6 +196,7 @@ class Engine:
             policy = DEFAULT_POLICY if expert_policy == "auto" else expert_policy
             options = _ExpertOptions(policy, preload, trace, verify_experts, usage_history, pin, _prefetch(prefetch))
             engine._load(on_progress, options)
+            _refuse_another(path, manifest)
         except BaseException:
             engine.close()
             raise
@@ -354,6 +355,12 @@ def _open_trace(path: Path, store: ExpertStore) -> TraceWriter:
         return TraceWriter(path, store.expert_bytes, store.num_experts)
     except OSError as error:
         raise ConfigError(f"trace {path}: cannot be written ({error.strerror}); give a path in a folder that can be") from error
+
+
+def _refuse_another(path: Path, manifest: Manifest) -> None:
+    """A conversion may have put another model in the place of one that was half opened."""
+    if read_manifest(path).fingerprint != manifest.fingerprint:
+        raise FormatError(f"{path}: was replaced by another model while it was opened: open it again")
 
 
 def _checked_pins(pin: Iterable[Expert], manifest: Manifest) -> frozenset[Expert]:

@@ -122,6 +122,8 @@ class _Binder:
                 done += sum(request.target.nbytes for request in batch)
                 if on_progress is not None:
                     on_progress("weights", done, total)
+            if file.changed:
+                raise FormatError(f"{self.path}: was written to while it was read: open the model again when that has ended")
         finally:
             reader.close()
             file.close()

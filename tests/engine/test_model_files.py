@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from libcolibri.engine import Engine
-from libcolibri.errors import ExpertReadError
+from libcolibri.errors import ExpertReadError, FormatError
 from tests.tiny_model import make_model
 
 PROMPT, MAX_TOKENS, BEFORE = [(11 * i * i + 3 * i) % 47 for i in range(12)], 24, 3
@@ -102,3 +102,32 @@ def test_a_file_that_was_cut_or_overwritten_ends_the_answer(attack, copy, expect
     assert tokens == expected[: len(tokens)] and BEFORE <= len(tokens) < MAX_TOKENS
     what = r"(has wrong bytes|cannot be read) \(.*\), tried twice; the file was changed while the model was open: copy or convert"
     assert error is not None and re.search(rf"{FILE}: layer 2 expert \d {what}", error)
+
+
+def replace_all(folder: Path) -> None:
+    """Another model of the same shape, as a conversion publishes it."""
+    folder.rename(folder.with_name("elsewhere"))
+    make_model(folder, seed=1, eos_token_id=None)
+
+
+def rewrite_dense(folder: Path) -> None:
+    path = folder / "dense.safetensors"
+    path.write_bytes(path.read_bytes())
+
+
+@pytest.mark.parametrize(
+    ("attack", "message"),
+    [
+        pytest.param(replace_all, "copy: was replaced by another model while it was opened", marks=POSIX),
+        (rewrite_dense, r"dense\.safetensors: was written to while it was read"),
+    ],
+)
+def test_a_model_that_changes_while_it_is_opened_is_refused(attack, message, copy):
+    attacks = [attack]
+
+    def on_progress(what, done, total):
+        while attacks:
+            attacks.pop()(copy)
+
+    with pytest.raises(FormatError, match=message):
+        Engine.open(copy, threads=1, on_progress=on_progress)
