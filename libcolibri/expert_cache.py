@@ -12,6 +12,7 @@ Sharing: the engine holds one lock during every forward pass, so the cache, its 
 at a time, whatever number of sessions and threads there are. `stats` may be read at any moment.
 """
 
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -315,10 +316,11 @@ class ExpertCache:
             slot_class.policy.note(row, np.bincount(chosen.ravel(), minlength=slot_class.addresses.shape[1]))
             self._told.add(layer)
 
-    def collect(self, layer: int, quorum: int = 0) -> None:
+    def collect(self, layer: int, quorum: int = 0, cancel: threading.Event | None = None) -> None:
         """Make resident what has been read, and wait until `quorum` of the experts that `layer` demanded have come, or all of them.
 
-        Where none of them is on its way, any other is waited for, whose slot then can be had. With a quorum nothing may be computing, and
+        Where none of them is on its way, any other is waited for, whose slot then can be had. `cancel` ends the waiting after the
+        expert that is being waited for: a token's experts take seconds of a slow drive. With a quorum nothing may be computing, and
         no expert is safe that is not computed yet: memory may have to be given back. Raises ExpertReadError when one of them
         cannot be read; then that one is absent and the cache is intact.
         """
@@ -328,6 +330,8 @@ class ExpertCache:
         came = sum(1 for fetch in self._install_done(layer) if fetch.layer == layer and not fetch.ahead)
         demanded = [fetch for fetch in self._fetches.values() if fetch.layer == layer and not fetch.ahead]
         for fetch in demanded[: max(0, quorum - came)]:
+            if cancel is not None and cancel.is_set():
+                break
             self._install(fetch, layer)
         if quorum and not came and not demanded:
             for fetch in list(self._fetches.values())[:1]:

@@ -47,7 +47,7 @@ class TokenSampler(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """When a generation ends. `cancel` is looked at before every forward pass, and in prefill while experts are read."""
+    """When a generation ends. `cancel` is looked at before every forward pass, and in it while experts are read."""
 
     max_tokens: int | None
     end_ids: frozenset[int]
@@ -82,7 +82,11 @@ class Generation:
             if self._limits.cancelled:
                 yield self._step(self._text.flush(), None, "cancelled")
                 return
-            logits = self._forward([token_id], prefill=False, last=True)
+            try:
+                logits = self._forward([token_id], prefill=False, last=True)
+            except PassCancelled:
+                yield self._step(self._text.flush(), None, "cancelled")
+                return
 
     def _prefill(self):
         """Evaluate what the session does not have yet; returns the last position's logits, None when cancelled."""
@@ -102,7 +106,7 @@ class Generation:
 
     def _forward(self, token_ids: list[int], *, prefill: bool, last: bool) -> np.ndarray | None:
         with self._session.using(self._turn):
-            done = self._session.extend(token_ids, "last" if last else "none", self._limits.cancel if prefill else None)
+            done = self._session.extend(token_ids, "last" if last else "none", self._limits.cancel)
         old = self.stats
         self.stats = replace(
             old,

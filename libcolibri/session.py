@@ -71,7 +71,7 @@ class Session:
         sampling     SamplingParams; None is greedy
         max_tokens   None: until the model ends its text or the context is full
         stop         strings that end the text; they are not part of it
-        cancel       checked before every forward pass, between the chunks of prefill too
+        cancel       checked before every forward pass, between the chunks of prefill too, and while experts are read
         tools        JSON schemas of functions the model may call; calls come in Step.tool_call
         template_options   variables of the chat template, such as ChatTemplate.thinking_options gives
 

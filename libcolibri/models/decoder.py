@@ -202,7 +202,7 @@ class Decoder:
             if cancel is not None and cancel.is_set():
                 raise PassCancelled("the pass was cancelled while experts were missing")
             if at != wave:
-                self.experts.collect(layer, self._quorum(len(missing)))
+                self.experts.collect(layer, self._quorum(len(missing)), cancel)
                 at = wave
                 continue
             if layer != asking:
@@ -216,7 +216,7 @@ class Decoder:
             if len(ready):
                 at = wave + 1
             else:
-                self.experts.collect(layer, self._quorum(len(missing)))
+                self.experts.collect(layer, self._quorum(len(missing)), cancel)
                 at = wave
 
     def _first_fault(self, layer: int, state: MoeState, missing: np.ndarray) -> bool:

@@ -96,6 +96,26 @@ def test_a_pass_over_streamed_experts_can_be_cancelled(folder, engine):
         assert [s.token_id for s in session.generate(PROMPT, max_tokens=4) if s.token_id is not None] == expected
 
 
+def test_a_token_over_streamed_experts_can_be_cancelled(folder, engine):
+    """On a slow drive a token takes seconds: the wait for its experts ends with the one that is being read."""
+    expected = [s.token_id for s in engine.new_session().generate(PROMPT, max_tokens=6) if s.token_id is not None]
+    with Engine.open(folder, parts=real_parts(), expert_cache=1) as other:
+        session, cancel, demand = other.new_session(), threading.Event(), other.experts.demand
+
+        def cancel_later(*arguments):
+            demand(*arguments)
+            cancel.set()
+
+        steps = []
+        for step in session.generate(PROMPT, max_tokens=6, cancel=cancel):
+            steps += [] if step.token_id is None and step.finish_reason is None else [step]
+            if len(steps) == 3:
+                other.experts.demand = cancel_later
+        assert [step.token_id for step in steps] == [*expected[:3], None] and steps[-1].finish_reason == "cancelled"
+        other.experts.demand = demand
+        assert [s.token_id for s in session.generate(PROMPT + expected[:3], max_tokens=3) if s.token_id is not None] == expected[3:]
+
+
 def test_streamed_experts_make_chunks_longer(folder):
     for cache, chunk in (("auto", 128), (1, 128), (3, 128)):  # the context is no longer than that
         with Engine.open(folder, parts=real_parts(), expert_cache=cache) as other:
