@@ -54,7 +54,11 @@ def run(ctx: click.Context, model: str, **options: Any) -> None:
             prompt = build_prompt(engine, text, options["system"], options["raw"]) if token_ids is None else token_ids
             options["template_options"] = template_options(engine, prompt, options["thinking"])
             finish_reason = generate(engine, prompt, sampling, options, progress)
-            for line in engine.notices:
+            told = engine.notices
+            for line in told:
+                click.echo(neutralise(line), err=True)
+        for line in engine.notices:  # closing writes the usage history, for which a drive may be too full
+            if line not in told:
                 click.echo(neutralise(line), err=True)
     if finish_reason == "cancelled":
         raise SystemExit(INTERRUPTED)

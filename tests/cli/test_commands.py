@@ -179,6 +179,14 @@ def test_run_without_a_chat_template_says_so(home: Path) -> None:
     assert engine.prompts == ["Hi"]
 
 
+def test_what_closing_an_engine_finds_is_told(home: Path) -> None:
+    engine = FakeEngine("x")
+    engine.notices = ("memory ran short",)
+    engine.close = lambda: setattr(engine, "notices", (*engine.notices, "usage history: cannot be written"))  # type: ignore[method-assign]
+    lines = run(home, engine, "-p", "Hi").stderr.splitlines()
+    assert [line for line in lines if "memory" in line or "usage" in line] == ["memory ran short", "usage history: cannot be written"]
+
+
 def test_ctrl_c_while_a_command_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
