@@ -45,13 +45,14 @@ class FileReader:
         return os.open(self.path, flags)
 
     def _version_now(self) -> tuple[int, int, int]:
-        # Who writes may set the time of writing back, but not the time of the last change of anything, on systems that have it.
+        # Who writes may set the time of writing back, but not the time of the last change of anything, where there is one; a new name
+        # changes that as well, and then the bytes are compared for nothing.
         found = os.fstat(self._fd)
         return found.st_size, found.st_mtime_ns, found.st_ctime_ns
 
     @property
     def changed(self) -> bool:
-        """Whether the file was written to, or cut, since it was opened: its bytes may be another model's. True for a new name as well."""
+        """Whether the file was written to, or cut, since it was opened: its bytes may be another model's."""
         return self._version_now() != self._version
 
     def read_into(self, target: memoryview, offset: int) -> None:
