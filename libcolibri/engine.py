@@ -30,8 +30,9 @@ from .memory_plan import CacheBudget, MemoryPlan, Needs, available_memory, choos
 from .memory_watch import MemoryWatch
 from .models.registry import parse_config
 from .prefetch import Prefetch
+from .roofline import Roofline
 from .session import Session
-from .stats import ExpertStats
+from .stats import ExpertStats, PhaseStats
 from .turn_lock import TurnLock
 from .usage_history import UsageHistory, history_file
 
@@ -87,11 +88,15 @@ class _ExpertOptions:
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """One forward pass: its logits as asked for, its duration without waiting for others, what the expert cache did in it."""
+    """One forward pass: its logits as asked for, its duration without waiting for others, what the expert cache did in it.
+
+    computed_bytes   weights, keys and values that it had to go through, each once: dense part, chosen experts, what its last token sees
+    """
 
     logits: np.ndarray | None
     seconds: float
     experts: ExpertStats
+    computed_bytes: int = 0
 
 
 class Engine:
@@ -118,6 +123,7 @@ class Engine:
         self.usage: UsageHistory | None = None
         self.warmer: CacheWarmer | None = None
         self._decoder: Any = None
+        self._memory_bytes_s: float | None = None
         self._trace: TraceWriter | None = None
         self._lock = TurnLock()
         self._closing = ExitStack()
@@ -279,8 +285,26 @@ class Engine:
         """Counters since the start; zeros for a dense model. Hits and misses are the decoder's count, preloading is neither."""
         if self.experts is None or self._decoder is None:
             return ExpertStats()
-        hits, misses = (int(count) for count in self._decoder.expert_counters)
-        return replace(self.experts.stats, hits=hits, misses=misses)
+        layers = tuple((hits, misses) for hits, misses in self._decoder.layer_counters.tolist())
+        hits, misses = (sum(counts) for counts in zip(*layers, strict=True))
+        return replace(self.experts.stats, hits=hits, misses=misses, layers=layers)
+
+    @property
+    def drive_bytes_s(self) -> float:
+        """The most bytes/s that reading experts has reached; 0 while none was read. The system's page cache counts, where it is used."""
+        return 0.0 if self.experts is None else self.experts.drive_bytes_s
+
+    def memory_bytes_s(self) -> float:
+        """Bytes/s at which all threads together read the dense weights (memory_speed.py). Measured at the first call, in some 20 ms."""
+        with self._lock:
+            self._refuse_closed()
+            if self._memory_bytes_s is None:
+                self._memory_bytes_s = float(self._decoder.memory_speed())
+            return self._memory_bytes_s
+
+    def roofline(self, phase: PhaseStats) -> Roofline:
+        """What share of the possible one phase of a generation of this engine reached."""
+        return Roofline(phase, self.drive_bytes_s, self.memory_bytes_s())
 
     def new_session(self) -> Session:
         """An empty session with its own state. MemoryBudgetError when there is no memory for that."""
@@ -315,7 +339,13 @@ class Engine:
             self._refuse_closed()
             before, started = self.expert_stats, time.perf_counter()
             result = self._decoder.forward(state, ids, logits=logits, cancel=cancel)
-            return Pass(result, time.perf_counter() - started, self.expert_stats - before)
+            seconds, experts = time.perf_counter() - started, self.expert_stats - before
+            return Pass(result, seconds, experts, self._computed_bytes(state, logits, experts))
+
+    def _computed_bytes(self, state: Any, logits: str, experts: ExpertStats) -> int:
+        """`Pass.computed_bytes` of the pass that has just ended. A layer asks for an expert once in a pass, for however many tokens."""
+        chosen = sum(entry.expert_bytes * sum(experts.layers[layer]) for layer, entry in self.manifest.experts.items() if experts.layers)
+        return int(self._decoder.dense_bytes(logits) + state.seen_bytes + chosen)
 
     def _refuse_closed(self) -> None:
         if self._closed:

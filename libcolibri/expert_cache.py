@@ -221,8 +221,13 @@ class ExpertCache:
         """Counters since the start, but hits and misses."""
         return ExpertStats(
             read_bytes=self._read_bytes, evictions=self._evictions, shrinks=self._shrinks, capacity_bytes=self.capacity_bytes,
-            prefetched=self._prefetched, prefetch_used=self._prefetch_used, wait_s=self._wait_s,
+            prefetched=self._prefetched, prefetch_used=self._prefetch_used, wait_s=self._wait_s, reading_s=self._store.reading_s,
         )  # fmt: skip
+
+    @property
+    def drive_bytes_s(self) -> float:
+        """What the drive gives at best, in bytes/s; 0 while nothing was read."""
+        return self._store.best_bytes_s
 
     def capacity(self, layer: int) -> int:
         """The most experts of `layer` that can be resident at once."""

@@ -23,6 +23,8 @@ from ..config import ModelConfig, Sublayer
 from ..errors import ConfigError, PassCancelled
 from ..kernels.kernel_set import KernelSet
 from ..kernels.moe import make_stop
+from ..matrix import Matrix
+from ..memory_speed import memory_speed
 from ..prefetch import Prefetch, most_likely
 from ..program import Program
 from ..recorder import Recorder, Rows, padded, wants
@@ -105,7 +107,7 @@ class Decoder:
         self.context_length, self.max_chunk_tok = context_length, min(max_chunk_tok, context_length)
         self.kernels = kernels or KernelSet()
         self.kv_dtype = np.dtype(kv_dtype or default_kv_dtype(weights))
-        self._weights = weights
+        self._weights, self._layers_bytes = weights, _layers_bytes(weights)
         self._lock = threading.Lock()
         self._n_tok, self._start = np.zeros(1, np.int64), np.zeros(1, np.int64)
         self._ids = np.zeros(self.max_chunk_tok, np.int64)
@@ -145,6 +147,19 @@ class Decoder:
     def layer_counters(self) -> np.ndarray:
         """`expert_counters` by layer, int64 (num_hidden_layers, 2)."""
         return sum((state.counters for state in self.buffers.moe.values()), start=np.zeros((self.config.num_hidden_layers, 2), np.int64))
+
+    def dense_bytes(self, logits: str) -> int:
+        """Bytes of the weights that every pass goes through, with the head's where logits are wanted ("last", "all").
+
+        Of tables with a row for each token of the vocabulary only a row for each token is read: they are not counted.
+        """
+        return self._layers_bytes + (0 if logits == "none" else self._weights.lm_head.nbytes)
+
+    def memory_speed(self) -> float:
+        """Bytes/s at which the threads read this model's dense matrices at best. Nothing else should be running."""
+        layers = (field for layer in self._weights.layers for sub in layer.sublayers for field in sub.fields.values())
+        matrices = [self._weights.lm_head, *(field for field in layers if isinstance(field, Matrix))]
+        return memory_speed([matrix.tiles for matrix in matrices], self.team.threads)
 
     def forward(
         self, state: SequenceState, token_ids: np.ndarray, logits: str = "last", cancel: threading.Event | None = None
@@ -355,6 +370,16 @@ class _Guess:
         self.program, self.following, self.layer = program, following, -1
         self.starts: dict[int, int] = {}
         self.states: dict[int, RoutingState] = {}
+
+
+def _layers_bytes(weights: ModelWeights) -> int:
+    """Bytes of all layers' own tensors, without tables of the vocabulary and without experts."""
+    vocab_size, total = weights.embed_tokens.rows, 0
+    for layer in weights.layers:
+        for sub in layer.sublayers:
+            fields = sub.fields.values()
+            total += sum(field.nbytes for field in fields if not isinstance(field, Matrix) or field.rows != vocab_size)
+    return total
 
 
 def default_kv_dtype(weights: ModelWeights) -> type:
