@@ -26,7 +26,17 @@ from .expert_store import ExpertStore
 from .expert_trace import TraceWriter
 from .format import Manifest, check_files, read_manifest
 from .loader import dense_bytes, load_weights
-from .memory_plan import CacheBudget, MemoryPlan, Needs, available_memory, choose_context, parse_budget, plan_memory, size_text
+from .memory_plan import (
+    CacheBudget,
+    MemoryPlan,
+    Needs,
+    available_memory,
+    choose_context,
+    parse_budget,
+    plan_memory,
+    resident_bytes,
+    size_text,
+)
 from .memory_watch import MemoryWatch
 from .models.registry import parse_config
 from .prefetch import Prefetch
@@ -39,7 +49,9 @@ from .usage_history import UsageHistory, history_file
 PREFILL_CHUNK_TOK = 128  # long enough for the kernels, short enough to cancel soon
 STREAMING_CHUNK_TOK = 512  # where experts are read anew for every chunk; such a pass can be cancelled at every layer
 MAX_THREADS = 256
-RUNTIME_BYTES = 128 << 20  # vocabulary and compiled kernels: 69 to 93 MB were measured beside the plan, 156 MB while compiling
+# Measured beside the plan: kernels 4 to 8 MB, a vocabulary of 49,152 tokens 24 MB, one of 151,936 tokens 58 MB.
+KERNEL_BYTES, VOCABULARY_BYTES, TOKEN_BYTES = 8_000_000, 8_000_000, 330
+SPARE_BYTES = 64 << 20  # never planned: the first start ever compiles kernels, which takes 30 to 90 MB more
 
 Progress = Callable[[str, int, int], None]  # what, done, of how much
 
@@ -420,6 +432,10 @@ def _longer_chunk(plan: MemoryPlan, plan_for: Callable[[int], MemoryPlan]) -> tu
     return PREFILL_CHUNK_TOK, plan
 
 
+def _vocabulary_bytes(manifest: Manifest, config: ModelConfig) -> int:
+    return 0 if manifest.tokenizer is None else VOCABULARY_BYTES + TOKEN_BYTES * config.vocab_size
+
+
 def _plan(
     manifest: Manifest, config: ModelConfig, parts: Parts, budget: CacheBudget, context_length: int | None, chunk: int, threads: int
 ) -> MemoryPlan:
@@ -430,8 +446,9 @@ def _plan(
         expert_bytes=expert_bytes,
         num_experts={layer: entry.num_experts for layer, entry in manifest.experts.items()},
         floor=floor_bytes(expert_bytes, config.num_experts_per_tok),
+        runtime=resident_bytes() + KERNEL_BYTES + _vocabulary_bytes(manifest, config),
     )
-    available = max(0, available_memory() - RUNTIME_BYTES)
+    available = max(0, available_memory() + resident_bytes() - SPARE_BYTES)
 
     def kv_of(length: int) -> int:
         return int(parts.state.bytes_for(config.states, length, min(chunk, length), kv_dtype(manifest)))

@@ -156,12 +156,21 @@ def _process_limits_left(proc: Path) -> list[int]:
     return left
 
 
+def resident_bytes(proc: Path = Path("/proc")) -> int:
+    """Bytes of memory that this process has now; 0 where the system does not say."""
+    found = re.search(r"^VmRSS:\s+(\d+) kB", read_text(proc / "self" / "status") or "", re.MULTILINE)
+    return int(found[1]) * 1024 if found else 0
+
+
 # --- the plan
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """Bytes for each use, out of `available` bytes. `experts` is the expert cache, `experts_total` what all routed experts would take."""
+    """Bytes for each use, out of `available` bytes. `experts` is the expert cache, `experts_total` what all routed experts would take.
+
+    runtime   what the process has at the time of planning (Python, its libraries, a host program), kernels and vocabulary
+    """
 
     available: int
     dense: int
@@ -170,11 +179,17 @@ class MemoryPlan:
     experts: int
     experts_total: int
     context_length: int
+    runtime: int = 0
+
+    @property
+    def total(self) -> int:
+        """What the process will have at most, while it has one session."""
+        return self.runtime + self.dense + self.kv + self.activations + self.experts
 
     @property
     def free(self) -> int:
         """What is left for the system, its page cache and the host program."""
-        return self.available - self.dense - self.kv - self.activations - self.experts
+        return self.available - self.total
 
     @property
     def streams_experts(self) -> bool:
@@ -184,7 +199,7 @@ class MemoryPlan:
     def line(self) -> str:
         """The plan in one line."""
         tokens = "1 token" if self.context_length == 1 else f"{self.context_length} tokens"
-        parts = [f"dense {size_text(self.dense)}", f"KV {size_text(self.kv)} ({tokens})"]
+        parts = [f"runtime {size_text(self.runtime)}", f"dense {size_text(self.dense)}", f"KV {size_text(self.kv)} ({tokens})"]
         parts.append(f"activations {size_text(self.activations)}")
         if self.experts_total:
             share = f"of {size_text(self.experts_total)}, {100 * self.experts // self.experts_total} %" if self.streams_experts else "all"
@@ -194,12 +209,13 @@ class MemoryPlan:
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """Sizes that a plan is made from. `floor` is the least expert cache."""
+    """Sizes that a plan is made from. `floor` is the least expert cache, `runtime` that of MemoryPlan."""
 
     dense: int
     expert_bytes: dict[int, int]
     num_experts: dict[int, int]
     floor: int
+    runtime: int = 0
 
     @property
     def experts_total(self) -> int:
@@ -223,7 +239,7 @@ def choose_context(wished: int | None, longest: int, bytes_of: Callable[[int], i
             raise ConfigError(f"context length {wished}: this model's positions allow 1 to {longest}")
         return wished
     length = min(longest, DEFAULT_CONTEXT)
-    spare = available - needs.dense - needs.floor
+    spare = available - needs.runtime - needs.dense - needs.floor
     while length // 2 >= LEAST_CONTEXT and bytes_of(length) > spare:
         length //= 2
     return length
@@ -234,14 +250,14 @@ def plan_memory(needs: Needs, budget: CacheBudget, kv: int, activations: int, co
 
     Raises MemoryBudgetError when even the floor does not fit, or a wished size exceeds what is left, naming both.
     """
-    fixed = needs.dense + kv + activations
+    fixed = needs.runtime + needs.dense + kv + activations
     left = available - fixed
     floor = min(needs.floor, needs.experts_total)
     if left < floor:
         experts_part = f", experts at least {size_text(floor)}" if floor else ""
         raise MemoryBudgetError(
-            f"the model needs {size_text(fixed + floor)} (dense {size_text(needs.dense)}, KV {size_text(kv)} for {context_length} tokens"
-            f"{experts_part}), {size_text(available)} are available: "
+            f"the model needs {size_text(fixed + floor)} (runtime {size_text(needs.runtime)}, dense {size_text(needs.dense)}, "
+            f"KV {size_text(kv)} for {context_length} tokens{experts_part}), {size_text(available)} are available: "
             "use a shorter context, a smaller quantisation, or close other programs"
         )
     experts = budget.in_bytes(needs.expert_bytes, needs.num_experts)
@@ -252,7 +268,7 @@ def plan_memory(needs: Needs, budget: CacheBudget, kv: int, activations: int, co
             f"an expert cache of {size_text(experts)} does not fit beside {size_text(fixed)} for the rest in {size_text(available)}: "
             f"give at most {left // 10**6}MB, or 'auto'"
         )
-    return MemoryPlan(available, needs.dense, kv, activations, experts, needs.experts_total, context_length)
+    return MemoryPlan(available, needs.dense, kv, activations, experts, needs.experts_total, context_length, needs.runtime)
 
 
 def size_text(n_bytes: int) -> str:

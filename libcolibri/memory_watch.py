@@ -13,8 +13,8 @@ from collections.abc import Callable
 from .memory_plan import MIB, memory_left
 
 LOOK_EVERY_S = 0.25  # a look takes up to 1 ms: some small files of the system
-LOW_BYTES = 64 * MIB  # less than this left: give back
-TARGET_BYTES = 128 * MIB  # as much that so much is left
+LOW_BYTES = 48 * MIB  # less than this left: give back; below what a plan never gives away
+TARGET_BYTES = 96 * MIB  # as much that so much is left
 GROW_AFTER_S = 5.0  # of enough room at every look; what comes and goes faster is not worth reading experts for
 GROW_LEAST_BYTES = 32 * MIB
 

@@ -26,7 +26,7 @@ def test_open_and_close(folder):
     with open_engine(folder, threads=2, preload=True) as engine:
         assert engine.threads == 2 and engine.context_length == 128 and engine.tokenizer is None and engine.end_ids == {47}
         assert engine.plan.experts == engine.plan.experts_total == engine.experts.capacity_bytes
-        assert engine.experts.holds_everything and engine.plan.line().startswith("memory: dense ")
+        assert engine.experts.holds_everything and engine.plan.line().startswith("memory: runtime ")
         assert engine.experts.resident(0) == list(range(6)) and engine.expert_stats.misses == 0
         session, team = engine.new_session(), engine._decoder.team
     assert team.closed

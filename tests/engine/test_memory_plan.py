@@ -2,12 +2,17 @@
 
 import os
 import resource
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from libcolibri.cpus import cpu_quota, usable_cores
 from libcolibri.errors import ConfigError, MemoryBudgetError
 from libcolibri.memory_plan import CacheBudget, Needs, available_memory, choose_context, memory_left, parse_budget, plan_memory
+from tests.tiny_model import make_model
 
 GIB, MB = 1 << 30, 10**6
 
@@ -184,10 +189,21 @@ def test_wishes_are_honoured_or_refused_with_what_would_fit():
 
 def test_line():
     assert plan("auto", 2300 * MB).line() == (
-        "memory: dense 1.0 GB, KV 200.0 MB (2048 tokens), activations 100.0 MB, experts 770.0 MB (of 2.0 GB, 38 %), free 230.0 MB of 2.3 GB"
+        "memory: runtime 0 bytes, dense 1.0 GB, KV 200.0 MB (2048 tokens), activations 100.0 MB, experts 770.0 MB (of 2.0 GB, 38 %), "
+        "free 230.0 MB of 2.3 GB"
     )
     dense = plan_memory(Needs(10**9, {}, {}, 0), parse_budget("auto"), 0, 0, 512, 2 * 10**9)
     assert "experts" not in dense.line()
+
+
+def test_the_runtime_is_a_part_of_the_plan():
+    needs = replace(NEEDS, runtime=300 * MB)
+    made = plan_memory(needs, parse_budget("auto"), 200 * MB, 100 * MB, 2048, 2600 * MB)
+    assert made.experts == 2600 * MB - 1600 * MB - 260 * MB and made.total + made.free == 2600 * MB and made.runtime == 300 * MB
+    assert made.line().startswith("memory: runtime 300.0 MB, dense 1.0 GB, ")
+    with pytest.raises(MemoryBudgetError, match=r"needs 1\.6 GB \(runtime 300\.0 MB, dense"):
+        plan_memory(needs, parse_budget("auto"), 200 * MB, 100 * MB, 2048, 1639 * MB)
+    assert choose_context(None, 32768, lambda length: length * MB // 10, needs, 1650 * MB) == 2048
 
 
 def test_context_shrinks_only_while_memory_is_short():
@@ -201,3 +217,31 @@ def test_context_shrinks_only_while_memory_is_short():
     assert choose_context(20_000, 32768, bytes_of, NEEDS, 0) == 20_000
     with pytest.raises(ConfigError, match=r"context length 40000: .* allow 1 to 32768"):
         choose_context(40_000, 32768, bytes_of, NEEDS, 0)
+
+
+PEAK_PROGRAM = """
+import sys
+from pathlib import Path
+from libcolibri.engine import Engine
+
+with Engine.open(sys.argv[1], threads=1, preload=True, expert_cache=sys.argv[2]) as engine:
+    for step in engine.new_session().generate([(7 * i) % 300 for i in range(engine.context_length - 4)], max_tokens=4):
+        pass
+    peak = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
+    print(engine.plan.total, int(peak.split()[1]) * 1024)
+"""
+
+if Path("/proc/self/status").is_file():
+
+    def test_the_peak_is_what_was_planned(tmp_path):
+        """At the end of a full context; where kernels had to be compiled first, in the process after that."""
+        shape = {"hidden_size": 256, "moe_intermediate_size": 256, "num_experts": 24, "max_position_embeddings": 512, "vocab_size": 320}
+        folder = make_model(tmp_path / "model", num_hidden_layers=2, mlp_only_layers=[], **shape)
+        for _ in range(2):
+            command = [sys.executable, "-c", PEAK_PROGRAM, str(folder), "12"]
+            run = subprocess.run(command, capture_output=True, text=True, timeout=240, cwd=Path(__file__).resolve().parents[2])
+            assert run.returncode == 0, run.stderr
+            planned, peak = map(int, run.stdout.split())
+            if peak <= 1.05 * planned:
+                break
+        assert 0.95 * planned <= peak <= 1.05 * planned
