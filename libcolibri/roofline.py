@@ -25,8 +25,8 @@ class Roofline:
 
     @property
     def drive_s(self) -> float:
-        """Seconds that reading the experts takes the drive at best."""
-        return self.phase.experts.read_bytes / self.drive_bytes_s if self.drive_bytes_s > 0.0 else 0.0
+        """Seconds that reading the experts that were needed takes the drive at best."""
+        return self.phase.experts.needed_bytes / self.drive_bytes_s if self.drive_bytes_s > 0.0 else 0.0
 
     @property
     def memory_s(self) -> float:

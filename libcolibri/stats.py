@@ -15,7 +15,8 @@ class ExpertStats:
     hits, misses    experts that were, or were not, in memory when a layer asked for them; once for each layer and pass
     read_bytes      of the experts that came into memory
     shrinks         how often the cache gave memory back because the process was short of it
-    prefetched      experts that were read before a layer asked for them, prefetch_used of them experts that it did ask for
+    prefetched      experts that were read before a layer asked for them, prefetch_used of them experts that it did ask for in that pass
+    unused_bytes    of those that it did not ask for in that pass
     wait_s          time in which a pass did nothing but wait for the drive
     reading_s       time in which at least one read was under way
     capacity_bytes  no counter: bytes of its slots at the end
@@ -29,6 +30,7 @@ class ExpertStats:
     shrinks: int = 0
     prefetched: int = 0
     prefetch_used: int = 0
+    unused_bytes: int = 0
     wait_s: float = 0.0
     reading_s: float = 0.0
     capacity_bytes: int = 0
@@ -57,6 +59,11 @@ class ExpertStats:
     def layer_hit_rates(self) -> dict[int, float]:
         """Hit rate of each layer that was asked for experts."""
         return {layer: hits / (hits + misses) for layer, (hits, misses) in enumerate(self.layers) if hits + misses}
+
+    @property
+    def needed_bytes(self) -> int:
+        """Bytes of the experts that had to be read: of all that were, but those read ahead for nothing."""
+        return max(0, self.read_bytes - self.unused_bytes)
 
     @property
     def prefetch_accuracy(self) -> float:

@@ -30,7 +30,7 @@ from ..program import Program
 from ..recorder import Recorder, Rows, padded, wants
 from ..rope import RopeConfig, rope_tables
 from ..thread_team import Team
-from ..weights import ModelWeights, SublayerWeights
+from ..weights import ModelWeights, Norm, SublayerWeights
 from .state import SequenceState
 
 LOGITS_CHUNK_TOK = 32  # tokens whose logits are computed at once
@@ -107,7 +107,7 @@ class Decoder:
         self.context_length, self.max_chunk_tok = context_length, min(max_chunk_tok, context_length)
         self.kernels = kernels or KernelSet()
         self.kv_dtype = np.dtype(kv_dtype or default_kv_dtype(weights))
-        self._weights, self._layers_bytes = weights, _layers_bytes(weights)
+        self._weights, self._layers_bytes, self._head_bytes = weights, _layers_bytes(weights), _head_bytes(weights)
         self._lock = threading.Lock()
         self._n_tok, self._start = np.zeros(1, np.int64), np.zeros(1, np.int64)
         self._ids = np.zeros(self.max_chunk_tok, np.int64)
@@ -153,7 +153,7 @@ class Decoder:
 
         Of tables with a row for each token of the vocabulary only a row for each token is read: they are not counted.
         """
-        return self._layers_bytes + (0 if logits == "none" else self._weights.lm_head.nbytes)
+        return self._layers_bytes + (0 if logits == "none" else self._head_bytes)
 
     def memory_speed(self) -> float:
         """Bytes/s at which the threads read this model's dense matrices at best. Nothing else should be running."""
@@ -374,12 +374,22 @@ class _Guess:
 
 def _layers_bytes(weights: ModelWeights) -> int:
     """Bytes of all layers' own tensors, without tables of the vocabulary and without experts."""
-    vocab_size, total = weights.embed_tokens.rows, 0
+    total = 0
     for layer in weights.layers:
         for sub in layer.sublayers:
-            fields = sub.fields.values()
-            total += sum(field.nbytes for field in fields if not isinstance(field, Matrix) or field.rows != vocab_size)
+            total += sum(field.nbytes for name, field in sub.fields.items() if name != "table")  # PerLayerInputs
+            total += _norm_bytes(sub.input_norm) + _norm_bytes(sub.output_norm)
     return total
+
+
+def _head_bytes(weights: ModelWeights) -> int:
+    """Bytes of what makes logits of the residual stream."""
+    bias = weights.lm_head_bias
+    return weights.lm_head.nbytes + _norm_bytes(weights.norm) + (0 if bias is None else bias.nbytes)
+
+
+def _norm_bytes(norm: Norm | None) -> int:
+    return 0 if norm is None else norm.weight.nbytes + (0 if norm.bias is None else norm.bias.nbytes)
 
 
 def default_kv_dtype(weights: ModelWeights) -> type:
