@@ -4,7 +4,7 @@ In: reads that begin, end or fail, with the time of each. Out: estimates and cou
 """
 
 FAULTS_TO_GIVE_UP = 3  # reads that fail one after the other; a single one may be a hiccup
-BEST_BYTES = 32 << 20  # enough reads that one quick one does not count
+BEST_BYTES = 128 << 20  # much more than is under way at a time, of which some is finished when the clock starts
 _MEMORY_BYTES = 64 << 20  # the estimate forgets half of what it knows with so many bytes
 
 
