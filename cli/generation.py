@@ -81,8 +81,9 @@ def _hits_text(experts: Any) -> str:
 
 def _drive_text(phase: Any) -> str:
     experts = phase.experts
-    read = f"{readable_bytes(experts.read_bytes)} read, {readable_bytes(phase.read_bytes_per_tok)} a token"
-    return f"{read}; {experts.wait_s:.2f} s spent waiting for it, {_percent(phase.waited_share)} of the time"
+    rate = f" at {readable_bytes(experts.read_bytes / experts.reading_s)}/s" if experts.reading_s > 0.0 else ""
+    read = f"{readable_bytes(experts.read_bytes)} read{rate}, {readable_bytes(phase.read_bytes_per_tok)} a token"
+    return f"{read}; {experts.wait_s:.2f} s spent waiting, {_percent(phase.waited_share)} of the time"
 
 
 def _ahead_text(experts: Any) -> str:

@@ -138,12 +138,12 @@ def test_run_with_stats_prints_prompt_and_answer_apart(home: Path) -> None:
     assert lines[-9:] == [
         "prompt      6 tokens read in 5.00 s, 1.2 tokens/s; 4 more were known from before",
         "  experts   3 of 8 were in memory, hit rate 38 %; worst layer 0 with 25 %, best layer 2 with 50 %",
-        "  drive     8.0 GB read, 1.3 GB a token; 3.00 s spent waiting for it, 60 % of the time",
+        "  drive     8.0 GB read at 2.0 GB/s, 1.3 GB a token; 3.00 s spent waiting, 60 % of the time",
         "  ahead     4 experts read before a layer asked, 75 % of them needed; 1.0 GB for nothing",
         "  possible  70 % reached: reading 7.0 GB at 2.0 GB/s, the drive's best, takes 3.50 s",
         "answer      3 tokens, the first after 5.50 s, the other 2 in 0.50 s, 4.0 tokens/s",
         "  experts   15 of 16 were in memory, hit rate 94 %; worst layer 2 with 88 %, best layer 0 with 100 %",
-        "  drive     1.0 MB read, 500.0 kB a token; 0.00 s spent waiting for it, 0 % of the time",
+        "  drive     1.0 MB read, 500.0 kB a token; 0.00 s spent waiting, 0 % of the time",
         "  possible  80 % reached: going through 4.0 GB at 10.0 GB/s, memory's best, takes 0.40 s",
     ]
 

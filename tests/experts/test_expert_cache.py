@@ -239,9 +239,9 @@ def test_guesses_are_judged_at_the_end_of_the_pass():
     cache.demand(1, [4, 5], [])
     cache.collect(1, 2)
     assert cache.resident(1) == [4, 5]  # the wrong guess is not waited for
-    assert cache.stats.unused_bytes == 4096  # counted before it has come
     cache.end_pass({0: np.array([[0, 1]]), 1: np.array([[4, 5]])})
     assert (cache.stats.prefetched, cache.stats.prefetch_used, cache.stats.prefetch_accuracy) == (2, 1, 0.5)
+    assert cache.stats.unused_bytes == 4096  # counted before it has come
     cache.collect(1)
     assert cache.resident(1) == [4, 5]
     store.in_flight[0].done = True
