@@ -23,7 +23,7 @@ from .activations import BLOCK, COLS, SCALE, SHIFT, quantize_row
 from .ffn import activate_row
 from .jit import inline, kernel
 from .mathlib import exp
-from .matrix import gate_up_run, product_run, shifted
+from .matrix import gate_up_run, product_run, share, shifted
 
 ONE = np.float32(1)
 FAULT = 1
@@ -180,10 +180,10 @@ def make_expert_gate_up(isa, format, width, lanes, kind):
         up_bias, bias_bytes, limit = get_i64(operands + 112), get_i64(operands + 120), get_f32(get_i64(operands + 128))
         wide, one = target(isa, format, width, lanes), target(isa, format, 1, 16)
         for i in range(get_i64(ready)):
-            e, share = get_i64(ready + 8 + i * 8), (rank + i) % threads  # in turn: shares can differ by a group
+            e, (begin, end) = get_i64(ready + 8 + i * 8), share(groups, (rank + i) % threads, threads)  # in turn: shares can differ
             expert, tokens, start = get_i64(table + e * 8), get_i64(count + e * 8), get_i64(first + e * 8)
             x = x0 + start * x_bytes
-            for group in range(groups * share // threads, groups * (share + 1) // threads):
+            for group in range(begin, end):
                 tile, out = expert + group * group_bytes, out0 + start * out_stride + group * 64
                 here = e * bias_bytes + group * 64
                 biases = shifted(gate_bias, here), shifted(up_bias, here)
@@ -208,10 +208,10 @@ def make_expert_product(isa, format, width, lanes):
         biases, bias_bytes = get_i64(operands + 96), get_i64(operands + 104)
         wide, one = target(isa, format, width, lanes), target(isa, format, 1, 16)
         for i in range(get_i64(ready)):
-            e, share = get_i64(ready + 8 + i * 8), (rank + i) % threads  # in turn: shares can differ by a group
+            e, (begin, end) = get_i64(ready + 8 + i * 8), share(groups, (rank + i) % threads, threads)  # in turn: shares can differ
             tokens, start, expert = get_i64(count + e * 8), get_i64(first + e * 8), get_i64(table + e * 8) + offset
             x = x0 + start * x_bytes
-            for group in range(groups * share // threads, groups * (share + 1) // threads):
+            for group in range(begin, end):
                 tile, bias = expert + group * group_bytes, shifted(biases, e * bias_bytes + group * 64)
                 out = out0 + start * out_stride + group * 64
                 product_run(wide, one, tile, blocks, x, x_bytes, tokens, out, out_stride, bias, 0)
