@@ -46,8 +46,8 @@ from .stats import ExpertStats, PhaseStats
 from .turn_lock import TurnLock
 from .usage_history import UsageHistory, history_file
 
-PREFILL_CHUNK_TOK = 128  # long enough for the kernels, short enough to cancel soon
-STREAMING_CHUNK_TOK = 512  # where experts are read anew for every chunk; such a pass can be cancelled at every layer
+PREFILL_CHUNK_TOK = 128  # long enough for the kernels of a dense model
+MOE_CHUNK_TOK = 512  # an expert gets few of a chunk's tokens, and is read anew for every chunk when memory does not hold it
 MAX_THREADS = 256
 # Measured beside the plan: kernels 4 to 8 MB, a vocabulary of 49,152 tokens 24 MB, one of 151,936 tokens 58 MB.
 KERNEL_BYTES, VOCABULARY_BYTES, TOKEN_BYTES = 8_000_000, 8_000_000, 330
@@ -169,7 +169,7 @@ class Engine:
                          ahead where that has made tokens faster. Tokens are the same
         preload          fill the expert cache before returning
         on_progress      called as on_progress(what, done, total)
-        prefill_chunk    prompt tokens of one pass; None: 128, up to 512 where experts are streamed and there is memory for it
+        prefill_chunk    prompt tokens of one pass; None: 128, with experts up to 512 where there is memory for it
         expert_policy    which expert leaves a full cache first: "auto", or a name of eviction.POLICIES
         trace            file to write, anew: which experts each pass used (expert_trace.py); nothing for a dense model
         usage_history    file that remembers how often each expert was used (usage_history.py), or a folder with such a file for each model;
@@ -195,7 +195,7 @@ class Engine:
         parts = parts or default_parts()
         threads, chunk = threads or usable_cores(), prefill_chunk or PREFILL_CHUNK_TOK
         plan = _plan(manifest, config, parts, budget, context_length, chunk, threads)
-        if prefill_chunk is None and plan.streams_experts:
+        if prefill_chunk is None and config.is_moe:
             chunk, plan = _longer_chunk(plan, lambda tokens: _plan(manifest, config, parts, budget, context_length, tokens, threads))
         engine = cls(path, manifest, config, plan, threads, chunk, parts)
         try:
@@ -223,7 +223,7 @@ class Engine:
             context_length=self.context_length,
             max_chunk_tok=self.prefill_chunk,
             kv_dtype=kv_dtype(self.manifest),
-            prefetch=None if self.experts is None or self.experts.holds_everything else options.prefetch,
+            prefetch=None if self.experts is None or (options.preload and self.experts.holds_everything) else options.prefetch,
         )
         if self.experts is not None and first and not options.preload:  # last: nothing can fail any more
             self.warmer = CacheWarmer(self._lock, self.experts, first)
@@ -344,7 +344,7 @@ class Engine:
         """Append `token_ids` to `state`. One pass at a time over all threads, first come, first served.
 
         logits   "none", "last" -> float32 (V,), "all" -> float32 (T, V); at most `prefill_chunk` tokens a call
-        cancel   ends a pass that waits for experts with PassCancelled
+        cancel   ends a pass over several tokens, or one that waits for experts, with PassCancelled
         """
         ids = np.asarray(token_ids, np.int64)
         with self._lock:
@@ -418,9 +418,10 @@ def kv_dtype(manifest: Manifest) -> type:
 def _longer_chunk(plan: MemoryPlan, plan_for: Callable[[int], MemoryPlan]) -> tuple[int, MemoryPlan]:
     """The longest chunk that takes no more than a tenth of the experts' memory, and the plan with it.
 
-    Every chunk of a prompt reads most experts that are not in memory, so half as many chunks read half as much.
+    Every chunk of a prompt reads most experts that are not in memory, so half as many chunks read half as much; and an expert's weights
+    are computed with twice as many tokens at a time.
     """
-    chunk = STREAMING_CHUNK_TOK
+    chunk = MOE_CHUNK_TOK
     while chunk > PREFILL_CHUNK_TOK:
         try:
             longer = plan_for(chunk)

@@ -168,7 +168,7 @@ class Decoder:
 
         token_ids   (T,) int64, 1 <= T <= max_chunk_tok, each within the vocabulary
         logits      "last": float32 (V,) of the last token; "all": float32 (T, V); "none": None
-        cancel      looked at whenever experts are missing: a pass over streamed experts takes long
+        cancel      looked at before every layer of a pass over several tokens, and whenever experts are missing
 
         Raises ExpertReadError when an expert's file fails, and PassCancelled; the positions before stay valid once the state is truncated
         to them.
@@ -211,11 +211,14 @@ class Decoder:
         """Replay a program to its end. At an expert fault, what is missing is asked for, and computed as it arrives."""
         at, asking = 0, -1
         while (at := self.team.run(recorded.program, at)) < len(recorded.program):
+            if cancel is not None and cancel.is_set():
+                raise PassCancelled("the pass was cancelled between two layers")
+            if at in recorded.pauses:
+                at += 1
+                continue
             layer, state, wave = recorded.faults[at]
             missing, ready = (experts[1 : 1 + experts[0]].copy() for experts in (state.missing, state.ready))
             assert self.experts is not None
-            if cancel is not None and cancel.is_set():
-                raise PassCancelled("the pass was cancelled while experts were missing")
             if at != wave:
                 self.experts.collect(layer, self._quorum(len(missing)))
                 at = wave
@@ -288,6 +291,8 @@ class Decoder:
         if config.embedding_multiplier != 1.0:
             r.scale("embedding multiplier", x, r.scalar(config.embedding_multiplier))
         for i, weights in enumerate(self._weights.layers):
+            if max_tok > 1:
+                recorded.pauses.add(r.program.record("pause", r.kernels.get(make_stop), []))
             for sub, found in zip(config.layers[i].sublayers, weights.sublayers, strict=True):
                 self._record_sublayer(r, i, sub, found, recorded)
             if weights.scalar is not None:
@@ -352,10 +357,12 @@ class Decoder:
 
 
 class _Recorded:
-    """A program, and for each operation that may stop it: (layer, routing state, operation to resume at)."""
+    """A program, and for each operation that may stop it: (layer, routing state, operation to resume at). It always stops at `pauses`, for
+    somebody to look whether it should go on: a long prompt takes seconds."""
 
     def __init__(self, program: Program):
         self.program = program
+        self.pauses: set[int] = set()
         self.faults: dict[int, tuple[int, MoeState, int]] = {}
 
 
