@@ -4,6 +4,7 @@ In: reads that begin, end or fail, with the time of each. Out: estimates and cou
 """
 
 FAULTS_TO_GIVE_UP = 3  # reads that fail one after the other; a single one may be a hiccup
+BEST_BYTES = 128 << 20  # much more than is under way at a time, of which some is finished when the clock starts
 _MEMORY_BYTES = 64 << 20  # the estimate forgets half of what it knows with so many bytes
 
 
@@ -27,6 +28,7 @@ class Drive:
         self._faults = 0
         self._marked_s = 0.0  # until when busy_s was counted
         self._seen_bytes = self._seen_s = 0.0
+        self._best = self._window_bytes = self._window_s = 0.0
 
     def begin(self, n_bytes: int, now_s: float) -> None:
         """A read begins."""
@@ -41,15 +43,26 @@ class Drive:
         self.bytes_in_flight -= n_bytes
         seconds, self._marked_s = now_s - self._marked_s, now_s
         self.busy_s += seconds
+        self._window_s += seconds
         if error is not None:
             self._faults += 1
             return
         self._faults = 0
         self.n_bytes += n_bytes
+        self._window_bytes += n_bytes
+        if self._window_bytes >= BEST_BYTES:
+            self._best = max(self._best, self._window_bytes / self._window_s if self._window_s > 0.0 else 0.0)
+            self._window_bytes = self._window_s = 0.0
         keep = 0.5 ** (n_bytes / _MEMORY_BYTES)
         self._seen_bytes, self._seen_s = keep * self._seen_bytes + n_bytes, keep * self._seen_s + seconds
         if self._seen_s > 0.0:
             self.speed = self._seen_bytes / self._seen_s
+
+    @property
+    def best(self) -> float:
+        """The most bytes/s that it gave while it was read, over any BEST_BYTES of those that came one after the other, or over all while
+        they are fewer; 0 before the first."""
+        return self._best or (self.n_bytes / self.busy_s if self.busy_s > 0.0 else 0.0)
 
     @property
     def is_failing(self) -> bool:

@@ -40,13 +40,14 @@ from .memory_plan import (
 from .memory_watch import MemoryWatch
 from .models.registry import parse_config
 from .prefetch import Prefetch
+from .roofline import Roofline
 from .session import Session
-from .stats import ExpertStats
+from .stats import ExpertStats, PhaseStats
 from .turn_lock import TurnLock
 from .usage_history import UsageHistory, history_file
 
-PREFILL_CHUNK_TOK = 128  # long enough for the kernels, short enough to cancel soon
-STREAMING_CHUNK_TOK = 512  # where experts are read anew for every chunk; such a pass can be cancelled at every layer
+PREFILL_CHUNK_TOK = 128  # long enough for the kernels of a dense model
+MOE_CHUNK_TOK = 512  # an expert gets few of a chunk's tokens, and is read anew for every chunk when memory does not hold it
 MAX_THREADS = 256
 # Measured beside the plan: kernels 4 to 8 MB, a vocabulary of 49,152 tokens 24 MB, one of 151,936 tokens 58 MB.
 KERNEL_BYTES, VOCABULARY_BYTES, TOKEN_BYTES = 8_000_000, 8_000_000, 330
@@ -99,11 +100,15 @@ class _ExpertOptions:
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """One forward pass: its logits as asked for, its duration without waiting for others, what the expert cache did in it."""
+    """One forward pass: its logits as asked for, its duration without waiting for others, what the expert cache did in it.
+
+    computed_bytes   weights, keys and values that it had to go through, each once: dense part, chosen experts, what its last token sees
+    """
 
     logits: np.ndarray | None
     seconds: float
     experts: ExpertStats
+    computed_bytes: int = 0
 
 
 class Engine:
@@ -130,6 +135,7 @@ class Engine:
         self.usage: UsageHistory | None = None
         self.warmer: CacheWarmer | None = None
         self._decoder: Any = None
+        self._memory_bytes_s: float | None = None
         self._trace: TraceWriter | None = None
         self._lock = TurnLock()
         self._closing = ExitStack()
@@ -163,7 +169,7 @@ class Engine:
                          ahead where that has made tokens faster. Tokens are the same
         preload          fill the expert cache before returning
         on_progress      called as on_progress(what, done, total)
-        prefill_chunk    prompt tokens of one pass; None: 128, up to 512 where experts are streamed and there is memory for it
+        prefill_chunk    prompt tokens of one pass; None: 128, with experts up to 512 where there is memory for it
         expert_policy    which expert leaves a full cache first: "auto", or a name of eviction.POLICIES
         trace            file to write, anew: which experts each pass used (expert_trace.py); nothing for a dense model
         usage_history    file that remembers how often each expert was used (usage_history.py), or a folder with such a file for each model;
@@ -189,7 +195,7 @@ class Engine:
         parts = parts or default_parts()
         threads, chunk = threads or usable_cores(), prefill_chunk or PREFILL_CHUNK_TOK
         plan = _plan(manifest, config, parts, budget, context_length, chunk, threads)
-        if prefill_chunk is None and plan.streams_experts:
+        if prefill_chunk is None and config.is_moe:
             chunk, plan = _longer_chunk(plan, lambda tokens: _plan(manifest, config, parts, budget, context_length, tokens, threads))
         engine = cls(path, manifest, config, plan, threads, chunk, parts)
         try:
@@ -218,7 +224,7 @@ class Engine:
             context_length=self.context_length,
             max_chunk_tok=self.prefill_chunk,
             kv_dtype=kv_dtype(self.manifest),
-            prefetch=None if self.experts is None or self.experts.holds_everything else options.prefetch,
+            prefetch=None if self.experts is None or (options.preload and self.experts.holds_everything) else options.prefetch,
         )
         if self.experts is not None and first and not options.preload:  # last: nothing can fail any more
             self.warmer = CacheWarmer(self._lock, self.experts, first)
@@ -292,8 +298,26 @@ class Engine:
         """Counters since the start; zeros for a dense model. Hits and misses are the decoder's count, preloading is neither."""
         if self.experts is None or self._decoder is None:
             return ExpertStats()
-        hits, misses = (int(count) for count in self._decoder.expert_counters)
-        return replace(self.experts.stats, hits=hits, misses=misses)
+        layers = tuple((hits, misses) for hits, misses in self._decoder.layer_counters.tolist())
+        hits, misses = (sum(counts) for counts in zip(*layers, strict=True))
+        return replace(self.experts.stats, hits=hits, misses=misses, layers=layers)
+
+    @property
+    def drive_bytes_s(self) -> float:
+        """The most bytes/s that reading experts has reached; 0 while none was read. The system's page cache counts, where it is used."""
+        return 0.0 if self.experts is None else self.experts.drive_bytes_s
+
+    def memory_bytes_s(self) -> float:
+        """Bytes/s at which all threads together read the dense weights (memory_speed.py). Measured at the first call, in some 20 ms."""
+        with self._lock:
+            self._refuse_closed()
+            if self._memory_bytes_s is None:
+                self._memory_bytes_s = float(self._decoder.memory_speed())
+            return self._memory_bytes_s
+
+    def roofline(self, phase: PhaseStats) -> Roofline:
+        """What share of the possible one phase of a generation of this engine reached."""
+        return Roofline(phase, self.drive_bytes_s, self.memory_bytes_s())
 
     def new_session(self) -> Session:
         """An empty session with its own state. MemoryBudgetError when there is no memory for that."""
@@ -321,14 +345,20 @@ class Engine:
         """Append `token_ids` to `state`. One pass at a time over all threads, first come, first served.
 
         logits   "none", "last" -> float32 (V,), "all" -> float32 (T, V); at most `prefill_chunk` tokens a call
-        cancel   ends a pass that waits for experts with PassCancelled
+        cancel   ends a pass over several tokens, or one that waits for experts, with PassCancelled
         """
         ids = np.asarray(token_ids, np.int64)
         with self._lock:
             self._refuse_closed()
             before, started = self.expert_stats, time.perf_counter()
             result = self._decoder.forward(state, ids, logits=logits, cancel=cancel)
-            return Pass(result, time.perf_counter() - started, self.expert_stats - before)
+            seconds, experts = time.perf_counter() - started, self.expert_stats - before
+            return Pass(result, seconds, experts, self._computed_bytes(state, logits, experts))
+
+    def _computed_bytes(self, state: Any, logits: str, experts: ExpertStats) -> int:
+        """`Pass.computed_bytes` of the pass that has just ended. A layer asks for an expert once in a pass, for however many tokens."""
+        chosen = sum(entry.expert_bytes * sum(experts.layers[layer]) for layer, entry in self.manifest.experts.items() if experts.layers)
+        return int(self._decoder.dense_bytes(logits) + state.seen_bytes + chosen)
 
     def _refuse_closed(self) -> None:
         if self._closed:
@@ -395,9 +425,10 @@ def kv_dtype(manifest: Manifest) -> type:
 def _longer_chunk(plan: MemoryPlan, plan_for: Callable[[int], MemoryPlan]) -> tuple[int, MemoryPlan]:
     """The longest chunk that takes no more than a tenth of the experts' memory, and the plan with it.
 
-    Every chunk of a prompt reads most experts that are not in memory, so half as many chunks read half as much.
+    Every chunk of a prompt reads most experts that are not in memory, so half as many chunks read half as much; and an expert's weights
+    are computed with twice as many tokens at a time.
     """
-    chunk = STREAMING_CHUNK_TOK
+    chunk = MOE_CHUNK_TOK
     while chunk > PREFILL_CHUNK_TOK:
         try:
             longer = plan_for(chunk)

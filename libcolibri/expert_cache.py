@@ -143,7 +143,7 @@ class ExpertCache:
     ):  # fmt: skip
         self._store, self._policy, self._trace, self._usage, self._watch = store, policy, trace, usage, watch
         self.clock = np.zeros(1, np.int64)  # passes so far, int64 (1,): native code stamps what it uses with it
-        self._read_bytes = self._evictions = self._shrinks = self._prefetched = self._prefetch_used = 0
+        self._read_bytes = self._evictions = self._shrinks = self._prefetched = self._prefetch_used = self._unused_bytes = 0
         self._wait_s = 0.0
         self._fetches: dict[Expert, _Fetch] = {}  # oldest first
         self._ahead: set[Expert] = set()  # what this pass has begun to read before it was asked for
@@ -222,8 +222,14 @@ class ExpertCache:
         """Counters since the start, but hits and misses."""
         return ExpertStats(
             read_bytes=self._read_bytes, evictions=self._evictions, shrinks=self._shrinks, capacity_bytes=self.capacity_bytes,
-            prefetched=self._prefetched, prefetch_used=self._prefetch_used, wait_s=self._wait_s,
+            prefetched=self._prefetched, prefetch_used=self._prefetch_used, unused_bytes=self._unused_bytes, wait_s=self._wait_s,
+            reading_s=self._store.reading_s,
         )  # fmt: skip
+
+    @property
+    def drive_bytes_s(self) -> float:
+        """What the drive gives at best, in bytes/s; 0 while nothing was read."""
+        return self._store.best_bytes_s
 
     def capacity(self, layer: int) -> int:
         """The most experts of `layer` that can be resident at once."""
@@ -254,7 +260,9 @@ class ExpertCache:
 
     def end_pass(self, routed: Mapping[int, np.ndarray]) -> None:
         """A forward pass has ended. routed: by layer, the experts of each token, int64 (T, K)."""
-        self._prefetch_used += sum(1 for layer, expert in self._ahead if expert in routed[layer])
+        unused = [layer for layer, expert in self._ahead if expert not in routed[layer]]
+        self._prefetch_used += len(self._ahead) - len(unused)
+        self._unused_bytes += sum(self._store.expert_bytes[layer] for layer in unused)
         if not self.holds_everything:
             for slot_class in self._classes:
                 self._tell(slot_class, routed)

@@ -51,6 +51,16 @@ class ExpertStore:
         """Bytes of all experts of all layers."""
         return sum(self.expert_bytes[layer] * self.num_experts[layer] for layer in self.expert_bytes)
 
+    @property
+    def reading_s(self) -> float:
+        """Seconds so far in which at least one read was under way."""
+        return self._reader.together.busy_s
+
+    @property
+    def best_bytes_s(self) -> float:
+        """The most bytes/s that the reads themselves have reached (`Drive.best`); 0 before the first."""
+        return self._reader.together.best
+
     def start(self, layer: int, expert_ids: Sequence[int], targets: Sequence[np.ndarray], urgent: bool = True) -> "Reading":
         """Begin to fill targets[i] (uint8 (expert_bytes,), aligned to 4096) with expert expert_ids[i] of `layer`, all in parallel.
 

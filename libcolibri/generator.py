@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from .errors import PassCancelled
-from .stats import GenerationStats
+from .stats import GenerationStats, PhaseStats
 from .text_filter import Piece, TextFilter
 
 if TYPE_CHECKING:
@@ -107,18 +107,11 @@ class Generation:
     def _forward(self, token_ids: list[int], *, prefill: bool, last: bool) -> np.ndarray | None:
         with self._session.using(self._turn):
             done = self._session.extend(token_ids, "last" if last else "none", self._limits.cancel)
-        old = self.stats
-        self.stats = replace(
-            old,
-            prefilled_tok=old.prefilled_tok + len(token_ids) * prefill,
-            prefill_s=old.prefill_s + done.seconds * prefill,
-            decode_s=old.decode_s + done.seconds * (not prefill),
-            expert_hits=old.expert_hits + done.experts.hits,
-            expert_misses=old.expert_misses + done.experts.misses,
-            expert_read_bytes=old.expert_read_bytes + done.experts.read_bytes,
-            expert_shrinks=old.expert_shrinks + done.experts.shrinks,
-            expert_capacity_bytes=done.experts.capacity_bytes,
-        )
+        one = PhaseStats(len(token_ids), 1, done.seconds, done.computed_bytes, done.experts)
+        if prefill:
+            self.stats = replace(self.stats, prefill=self.stats.prefill + one)
+        else:
+            self.stats = replace(self.stats, decode=self.stats.decode + one)
         return done.logits
 
     def _sample(self, logits: np.ndarray) -> int:
@@ -131,7 +124,7 @@ class Generation:
             self.stats,
             completion_tok=self.stats.completion_tok + 1,
             ttft_s=now - self._started if first else self.stats.ttft_s,
-            decode_s=self.stats.decode_s + (0.0 if first else now - started),
+            decode=self.stats.decode + PhaseStats(seconds=0.0 if first else now - started),
         )
         return token_id
 

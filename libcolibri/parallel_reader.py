@@ -124,6 +124,11 @@ class ParallelReader:
             if found != request.crc32
         ]
 
+    @property
+    def together(self) -> Drive:
+        """All drives as one: bytes read, seconds in which at least one read was under way, the best speed."""
+        return self._queue.together
+
     def close(self) -> None:
         """Wait for reads that have begun and end the threads. Pieces that have not begun fail with ECANCELED."""
         self._finalizer()
@@ -136,6 +141,7 @@ class _Queue:
 
     def __init__(self, drives: Sequence[Drive]):
         self._drives = drives
+        self.together = Drive("", 0)  # all drives as if they were one: what came of them in what time
         self._urgent: deque[_Piece] = deque()
         self._later: deque[_Piece] = deque()
         self._changed = threading.Condition()
@@ -204,6 +210,7 @@ class _Queue:
                 elif (piece is left and now >= left_until) or not self._others_are_sooner(number, piece, line):
                     line.remove(piece)
                     drive.begin(len(piece.view), now)
+                    self.together.begin(len(piece.view), now)
                     return piece
                 else:
                     if piece is not left:
@@ -241,7 +248,9 @@ class _Queue:
         drive = self._drives[number]
         with self._changed:
             fault = error if isinstance(error, OSError) else None
-            drive.end(len(piece.view), time.perf_counter(), fault)
+            now = time.perf_counter()
+            drive.end(len(piece.view), now, fault)
+            self.together.end(len(piece.view), now, fault)
             if fault is not None:
                 piece.attempts[number] += 1
                 if drive.is_failing and any(other.fault is None for other in self._drives if other is not drive):

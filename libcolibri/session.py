@@ -148,7 +148,7 @@ class Session:
 
     @property
     def chunk_tok(self) -> int:
-        """Tokens evaluated between two looks at `cancel`."""
+        """Tokens of a prompt that one pass evaluates."""
         return self._engine.prefill_chunk
 
     @property

@@ -13,7 +13,7 @@ from libcolibri.engine import Parts
 class FakeState:
     """Remembers the tokens themselves; goes back to any of them."""
 
-    forgets = False
+    forgets, seen_bytes = False, 0
 
     def __init__(self, context_length: int):
         self.context_length, self.n_tok = context_length, 0
@@ -74,13 +74,19 @@ class FakeDecoder:
     def __init__(self, config, weights, team, experts, *, context_length, max_chunk_tok=512, kv_dtype=None, prefetch=None):
         self.config, self.weights, self.team, self.experts = config, weights, team, experts
         self.context_length, self.max_chunk_tok = context_length, max_chunk_tok
-        self.expert_counters = np.zeros(2, np.int64)
+        self.layer_counters = np.zeros((config.num_hidden_layers, 2), np.int64)
         self.calls: list[tuple[int, str]] = []
         self.inside = 0
 
     @staticmethod
     def activation_bytes(config, max_chunk_tok: int, context_length: int, threads: int) -> int:
         return 4 * config.hidden_size * max_chunk_tok
+
+    def dense_bytes(self, logits: str) -> int:
+        return 1000 if logits == "none" else 1500
+
+    def memory_speed(self) -> float:
+        return 1e9
 
     def new_state(self, context_length: int) -> FakeState:
         assert context_length == self.context_length
@@ -109,7 +115,7 @@ class FakeDecoder:
             for token in token_ids:
                 table, stamps = self.experts.table(layer), self.experts.stamps(layer)
                 left = [(int(token) + layer + k) % shape.num_experts for k in range(K)]
-                self.expert_counters += [sum(table[e] != 0 for e in left), sum(table[e] == 0 for e in left)]
+                self.layer_counters[layer] += [sum(table[e] != 0 for e in left), sum(table[e] == 0 for e in left)]
                 while left:  # what is resident is used up, then the rest is asked for
                     for expert in [e for e in left if table[e]]:
                         stamps[expert] = self.experts.clock[0]

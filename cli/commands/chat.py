@@ -102,7 +102,7 @@ def answer_once(state: Any, question: str, as_json: bool) -> int:
 
     if as_json:
         turn = answer_quietly(state, question)
-        click.echo(to_json(turn_as_json(turn)))
+        click.echo(to_json(turn_as_json(turn, state.engine)))
     else:
         turn = answer_aloud(state, question, Renderer.for_streams(sys.stdout, sys.stderr))
     if turn.finish_reason == "cancelled":

@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from ..errors import INTERRUPTED, reports_errors
-from ..generation import stats_dict, stats_line, stats_table
+from ..generation import stats_dict, stats_line, stats_lines
 from ..interrupt import cancel_on_interrupt
 from ..options import Number, command, engine_arguments, engine_options, json_option, sampling_options, take_sampling, thinking_options
 from ..progress import OPENING, ProgressLine
@@ -30,7 +30,7 @@ from ..text import neutralise, to_json
 @click.option("--stop", multiple=True, metavar="TEXT", help="Stop before this text; may be given several times.")
 @click.option("--raw", is_flag=True, help="Do not apply the chat template: continue the text as it is.")
 @json_option
-@click.option("--stats", "show_stats", is_flag=True, help="Print every number of the timing, not one line.")
+@click.option("--stats", "show_stats", is_flag=True, help="Print more on prompt and answer: speed, experts, drive, share of the possible.")
 @click.pass_context
 @reports_errors
 def run(ctx: click.Context, model: str, **options: Any) -> None:
@@ -149,7 +149,7 @@ def generate(engine: Any, prompt: Any, sampling: Any, options: dict[str, Any], p
             show(piece)
     progress.clear()
     thoughts.end()
-    finish(step, "".join(pieces), thoughts.text, token_ids, options, show)
+    finish(step, "".join(pieces), thoughts.text, token_ids, options, show, engine)
     return step.finish_reason if step else None
 
 
@@ -197,13 +197,13 @@ def make_writer(as_json: bool, terminal: bool) -> Any:
     return write
 
 
-def finish(step: Any, text: str, reasoning: str, token_ids: list[int], options: dict[str, Any], show: Any) -> None:
+def finish(step: Any, text: str, reasoning: str, token_ids: list[int], options: dict[str, Any], show: Any, engine: Any) -> None:
     """End the output: a newline, or the JSON object; then the timing on standard error."""
     if step is None:
         return
     if options["as_json"]:
         facts = {"text": text, **({"reasoning": reasoning} if reasoning else {}), "token_ids": token_ids}
-        click.echo(to_json(facts | {"finish_reason": step.finish_reason, "stats": stats_dict(step.stats)}))
+        click.echo(to_json(facts | {"finish_reason": step.finish_reason, "stats": stats_dict(step.stats, engine)}))
     elif reasoning and not text:
         click.echo("the model was still thinking when it ended: --think off, or a larger -n", err=True)
     elif not text.endswith("\n"):
@@ -211,7 +211,7 @@ def finish(step: Any, text: str, reasoning: str, token_ids: list[int], options: 
     if step.finish_reason == "cancelled":
         click.echo("stopped by Ctrl-C: the text above is not complete", err=True)
     if options["show_stats"]:
-        for name, value in stats_table(step.stats):
-            click.echo(f"{name:>18}  {value}", err=True)
+        for line in stats_lines(step.stats, engine):
+            click.echo(line, err=True)
     else:
         click.echo(stats_line(step.stats), err=True)

@@ -12,7 +12,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
-from ..generation import stats_table
+from ..generation import stats_lines
 from ..options import THINKING
 from ..progress import OPENING, ProgressLine
 from . import answering
@@ -109,6 +109,7 @@ def change_model(state: ReplState, path: Path, on_progress: Callable[[str, int, 
     if had_engine:
         state.engine.close()
     state.engine = state.session = None
+    state.turns = [replace(turn, stats=None) for turn in state.turns]  # what drive and memory gave belongs to the engine
     try:
         state.open_model(path, on_progress)
     except BaseException:
@@ -284,7 +285,8 @@ def copy(state: ReplState, argument: str, renderer: Renderer) -> None:
 
 def stats(state: ReplState, argument: str, renderer: Renderer) -> None:
     """/stats"""
-    renderer.table(("", "last answer"), stats_table(state.turns[-1].stats), numeric=(1,))
+    for line in stats_lines(state.turns[-1].stats, state.engine):
+        renderer.say(line)
     for line in state.engine.notices:
         renderer.note(line)
     renderer.say(state.engine.plan.line())

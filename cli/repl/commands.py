@@ -115,7 +115,7 @@ COMMANDS = (
     Command("resume", "[NAME]", "Continue a saved conversation, or list them.", actions.resume, words=actions.saved_names),
     Command("retry", "", "Ask the last question again.", actions.retry, _turn),
     Command("copy", "", "Copy the last answer to the clipboard, through the terminal.", actions.copy, _turn),
-    Command("stats", "", "Show the last answer's timing and the memory in use.", actions.stats, _timed),
+    Command("stats", "", "Show the last answer's speed, what experts and drive did, and the memory in use.", actions.stats, _timed),
     Command("reset", "", "Forget the conversation; documents and settings stay.", actions.reset),
     Command("quit", "", "Leave.", actions.quit_loop),
 )

@@ -85,8 +85,8 @@ def as_json(source: Source, cited: bool | None = None) -> dict[str, Any]:
     return facts if cited is None else facts | {"cited": cited}
 
 
-def turn_as_json(turn: Any) -> dict[str, Any]:
-    """A turn for --json."""
+def turn_as_json(turn: Any, engine: Any = None) -> dict[str, Any]:
+    """A turn for --json. engine: what answered, None when it was no model."""
     return {
         "question": turn.question,
         "answer": turn.answer,
@@ -96,5 +96,5 @@ def turn_as_json(turn: Any) -> dict[str, Any]:
         "matched_citations": list(turn.matched),
         "finish_reason": turn.finish_reason,
         "notes": list(turn.notes),
-        "stats": stats_dict(turn.stats) if turn.stats is not None else None,
+        "stats": stats_dict(turn.stats, engine) if turn.stats is not None else None,
     }

@@ -23,7 +23,7 @@ from .activations import BLOCK, COLS, SCALE, SHIFT, quantize_row
 from .ffn import activate_row
 from .jit import inline, kernel
 from .mathlib import exp
-from .matrix import gate_up_run, product_run, shifted
+from .matrix import gate_up_run, product_run, share, shifted
 
 ONE = np.float32(1)
 FAULT = 1
@@ -179,13 +179,15 @@ def make_expert_gate_up(isa, format, width, lanes, kind):
         out0, out_stride, gate_bias = get_i64(operands + 88), get_i64(operands + 96), get_i64(operands + 104)
         up_bias, bias_bytes, limit = get_i64(operands + 112), get_i64(operands + 120), get_f32(get_i64(operands + 128))
         wide, one = target(isa, format, width, lanes), target(isa, format, 1, 16)
-        for unit in range(rank, get_i64(ready) * groups, threads):  # in turn: experts have different numbers of tokens
-            e, group = get_i64(ready + 8 + unit // groups * 8), unit % groups
-            expert, tokens, start = get_i64(table + e * 8) + group * group_bytes, get_i64(count + e * 8), get_i64(first + e * 8)
-            x, out = x0 + start * x_bytes, out0 + start * out_stride + group * 64
-            here = e * bias_bytes + group * 64
-            biases = shifted(gate_bias, here), shifted(up_bias, here)
-            gate_up_run(wide, one, kind, (expert + gate_at, expert + up_at), blocks, x, x_bytes, tokens, out, out_stride, biases, limit)
+        for i in range(get_i64(ready)):
+            e, (begin, end) = get_i64(ready + 8 + i * 8), share(groups, (rank + i) % threads, threads)  # in turn: shares can differ
+            expert, tokens, start = get_i64(table + e * 8), get_i64(count + e * 8), get_i64(first + e * 8)
+            x = x0 + start * x_bytes
+            for group in range(begin, end):
+                tile, out = expert + group * group_bytes, out0 + start * out_stride + group * 64
+                here = e * bias_bytes + group * 64
+                biases = shifted(gate_bias, here), shifted(up_bias, here)
+                gate_up_run(wide, one, kind, (tile + gate_at, tile + up_at), blocks, x, x_bytes, tokens, out, out_stride, biases, limit)
         return 0
 
     return expert_gate_up
@@ -205,12 +207,14 @@ def make_expert_product(isa, format, width, lanes):
         x0, x_bytes, out0, out_stride = get_i64(operands + 64), get_i64(operands + 72), get_i64(operands + 80), get_i64(operands + 88)
         biases, bias_bytes = get_i64(operands + 96), get_i64(operands + 104)
         wide, one = target(isa, format, width, lanes), target(isa, format, 1, 16)
-        for unit in range(rank, get_i64(ready) * groups, threads):  # in turn: experts have different numbers of tokens
-            e = get_i64(ready + 8 + unit // groups * 8)
-            tokens, start, group = get_i64(count + e * 8), get_i64(first + e * 8), unit % groups
-            tile, bias = get_i64(table + e * 8) + offset + group * group_bytes, shifted(biases, e * bias_bytes + group * 64)
-            x, out = x0 + start * x_bytes, out0 + start * out_stride + group * 64
-            product_run(wide, one, tile, blocks, x, x_bytes, tokens, out, out_stride, bias, 0)
+        for i in range(get_i64(ready)):
+            e, (begin, end) = get_i64(ready + 8 + i * 8), share(groups, (rank + i) % threads, threads)  # in turn: shares can differ
+            tokens, start, expert = get_i64(count + e * 8), get_i64(first + e * 8), get_i64(table + e * 8) + offset
+            x = x0 + start * x_bytes
+            for group in range(begin, end):
+                tile, bias = expert + group * group_bytes, shifted(biases, e * bias_bytes + group * 64)
+                out = out0 + start * out_stride + group * 64
+                product_run(wide, one, tile, blocks, x, x_bytes, tokens, out, out_stride, bias, 0)
         return 0
 
     return expert_product

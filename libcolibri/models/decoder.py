@@ -23,12 +23,14 @@ from ..config import ModelConfig, Sublayer
 from ..errors import ConfigError, PassCancelled
 from ..kernels.kernel_set import KernelSet
 from ..kernels.moe import make_stop
+from ..matrix import Matrix
+from ..memory_speed import memory_speed
 from ..prefetch import Prefetch, most_likely
 from ..program import Program
 from ..recorder import Recorder, Rows, padded, wants
 from ..rope import RopeConfig, rope_tables
 from ..thread_team import Team
-from ..weights import ModelWeights, SublayerWeights
+from ..weights import ModelWeights, Norm, SublayerWeights
 from .state import SequenceState
 
 LOGITS_CHUNK_TOK = 32  # tokens whose logits are computed at once
@@ -105,7 +107,7 @@ class Decoder:
         self.context_length, self.max_chunk_tok = context_length, min(max_chunk_tok, context_length)
         self.kernels = kernels or KernelSet()
         self.kv_dtype = np.dtype(kv_dtype or default_kv_dtype(weights))
-        self._weights = weights
+        self._weights, self._layers_bytes, self._head_bytes = weights, _layers_bytes(weights), _head_bytes(weights)
         self._lock = threading.Lock()
         self._n_tok, self._start = np.zeros(1, np.int64), np.zeros(1, np.int64)
         self._ids = np.zeros(self.max_chunk_tok, np.int64)
@@ -146,6 +148,19 @@ class Decoder:
         """`expert_counters` by layer, int64 (num_hidden_layers, 2)."""
         return sum((state.counters for state in self.buffers.moe.values()), start=np.zeros((self.config.num_hidden_layers, 2), np.int64))
 
+    def dense_bytes(self, logits: str) -> int:
+        """Bytes of the weights that every pass goes through, with the head's where logits are wanted ("last", "all").
+
+        Of tables with a row for each token of the vocabulary only a row for each token is read: they are not counted.
+        """
+        return self._layers_bytes + (0 if logits == "none" else self._head_bytes)
+
+    def memory_speed(self) -> float:
+        """Bytes/s at which the threads read this model's dense matrices at best. Nothing else should be running."""
+        layers = (field for layer in self._weights.layers for sub in layer.sublayers for field in sub.fields.values())
+        matrices = [self._weights.lm_head, *(field for field in layers if isinstance(field, Matrix))]
+        return memory_speed([matrix.tiles for matrix in matrices], self.team.threads)
+
     def forward(
         self, state: SequenceState, token_ids: np.ndarray, logits: str = "last", cancel: threading.Event | None = None
     ) -> np.ndarray | None:
@@ -153,7 +168,7 @@ class Decoder:
 
         token_ids   (T,) int64, 1 <= T <= max_chunk_tok, each within the vocabulary
         logits      "last": float32 (V,) of the last token; "all": float32 (T, V); "none": None
-        cancel      looked at whenever experts are missing: a pass over streamed experts takes long
+        cancel      looked at before every layer of a pass over several tokens, and whenever experts are missing
 
         Raises ExpertReadError when an expert's file fails, and PassCancelled; the positions before stay valid once the state is truncated
         to them.
@@ -196,11 +211,14 @@ class Decoder:
         """Replay a program to its end. At an expert fault, what is missing is asked for, and computed as it arrives."""
         at, asking = 0, -1
         while (at := self.team.run(recorded.program, at)) < len(recorded.program):
+            if cancel is not None and cancel.is_set():
+                raise PassCancelled("the pass was cancelled between two layers")
+            if at in recorded.pauses:
+                at += 1
+                continue
             layer, state, wave = recorded.faults[at]
             missing, ready = (experts[1 : 1 + experts[0]].copy() for experts in (state.missing, state.ready))
             assert self.experts is not None
-            if cancel is not None and cancel.is_set():
-                raise PassCancelled("the pass was cancelled while experts were missing")
             if at != wave:
                 self.experts.collect(layer, self._quorum(len(missing)), cancel)
                 at = wave
@@ -273,6 +291,8 @@ class Decoder:
         if config.embedding_multiplier != 1.0:
             r.scale("embedding multiplier", x, r.scalar(config.embedding_multiplier))
         for i, weights in enumerate(self._weights.layers):
+            if max_tok > 1:
+                recorded.pauses.add(r.program.record("pause", r.kernels.get(make_stop), []))
             for sub, found in zip(config.layers[i].sublayers, weights.sublayers, strict=True):
                 self._record_sublayer(r, i, sub, found, recorded)
             if weights.scalar is not None:
@@ -337,10 +357,12 @@ class Decoder:
 
 
 class _Recorded:
-    """A program, and for each operation that may stop it: (layer, routing state, operation to resume at)."""
+    """A program, and for each operation that may stop it: (layer, routing state, operation to resume at). It always stops at `pauses`, for
+    somebody to look whether it should go on: a long prompt takes seconds."""
 
     def __init__(self, program: Program):
         self.program = program
+        self.pauses: set[int] = set()
         self.faults: dict[int, tuple[int, MoeState, int]] = {}
 
 
@@ -355,6 +377,26 @@ class _Guess:
         self.program, self.following, self.layer = program, following, -1
         self.starts: dict[int, int] = {}
         self.states: dict[int, RoutingState] = {}
+
+
+def _layers_bytes(weights: ModelWeights) -> int:
+    """Bytes of all layers' own tensors, without tables of the vocabulary and without experts."""
+    total = 0
+    for layer in weights.layers:
+        for sub in layer.sublayers:
+            total += sum(field.nbytes for name, field in sub.fields.items() if name != "table")  # PerLayerInputs
+            total += _norm_bytes(sub.input_norm) + _norm_bytes(sub.output_norm)
+    return total
+
+
+def _head_bytes(weights: ModelWeights) -> int:
+    """Bytes of what makes logits of the residual stream."""
+    bias = weights.lm_head_bias
+    return weights.lm_head.nbytes + _norm_bytes(weights.norm) + (0 if bias is None else bias.nbytes)
+
+
+def _norm_bytes(norm: Norm | None) -> int:
+    return 0 if norm is None else norm.weight.nbytes + (0 if norm.bias is None else norm.bias.nbytes)
 
 
 def default_kv_dtype(weights: ModelWeights) -> type:

@@ -48,6 +48,11 @@ class _Attention:
         """The earliest position that position n_tok sees."""
         return max(0, n_tok - self.state.window + 1) if self.forgets and self.state.window else 0
 
+    def seen_bytes(self, n_tok: int) -> int:
+        """Bytes of the keys and values that the position before n_tok sees."""
+        positions = n_tok if self.state.window is None else min(n_tok, self.state.window)
+        return positions * self.state.kv_heads * (self.state.k_dim + self.state.v_dim) * self.dtype.itemsize
+
     def slots(self, n_tok: int) -> np.ndarray:
         """Blocks of the ring that hold what position n_tok sees, in the order of positions."""
         first = self.first_needed(n_tok) // POSITIONS_PER_BLOCK
@@ -69,6 +74,10 @@ class _Recurrent:
 
     def part_bytes(self) -> list[int]:
         return [align_up(4 * count, 64) for _, count in self.state.arrays]
+
+    def seen_bytes(self, n_tok: int) -> int:
+        """Bytes of the arrays, which a position reads and writes."""
+        return 2 * sum(4 * count for _, count in self.state.arrays)
 
     def descriptor(self, addresses: list[int]) -> list[int]:
         return addresses
@@ -137,6 +146,11 @@ class SequenceState:
         return at
 
     # --- forward
+
+    @property
+    def seen_bytes(self) -> int:
+        """Bytes that the last position had to go through: keys and values that it sees, recurrent arrays read and written."""
+        return sum(layer.seen_bytes(self.n_tok) for layer in self._layers.values())
 
     @property
     def forgets(self) -> bool:

@@ -14,23 +14,24 @@ from colibri_rag.answer import RetrievedEvent, refuse, stream_answer
 from colibri_rag.prompt import Prompt, Source
 
 from libcolibri.errors import TemplateError
+from libcolibri.roofline import Roofline
+from libcolibri.stats import ExpertStats, GenerationStats, PhaseStats
 
-
-@dataclass(frozen=True)
-class FakeStats:
-    prompt_tok: int = 10
-    reused_tok: int = 4
-    prefilled_tok: int = 6
-    completion_tok: int = 3
-    prefill_s: float = 0.5
-    decode_s: float = 1.0
-    ttft_s: float = 0.5
-    expert_hits: int = 9
-    expert_misses: int = 1
-    expert_read_bytes: int = 4096
-    prefill_tok_s: float = 12.0
-    decode_tok_s: float = 3.0
-    expert_hit_rate: float = 0.9
+# Layer 1 is dense. Of the experts that the prompt read ahead, one was not needed.
+PROMPT_EXPERTS = ExpertStats(
+    hits=3, misses=5, read_bytes=8_000_000_000, prefetched=4, prefetch_used=3, unused_bytes=1_000_000_000, wait_s=3.0, reading_s=4.0,
+    capacity_bytes=9_000_000_000, layers=((1, 3), (0, 0), (2, 2)),
+)  # fmt: skip
+ANSWER_EXPERTS = ExpertStats(hits=15, misses=1, read_bytes=1_000_000, capacity_bytes=9_000_000_000, layers=((8, 0), (0, 0), (7, 1)))
+FAKE_STATS = GenerationStats(
+    prompt_tok=10,
+    reused_tok=4,
+    completion_tok=3,
+    ttft_s=5.5,
+    prefill=PhaseStats(n_tok=6, passes=2, seconds=5.0, computed_bytes=10_000_000_000, experts=PROMPT_EXPERTS),
+    decode=PhaseStats(n_tok=2, passes=2, seconds=0.5, computed_bytes=4_000_000_000, experts=ANSWER_EXPERTS),
+)
+DENSE_STATS = GenerationStats(prompt_tok=1, completion_tok=1, ttft_s=0.5, prefill=PhaseStats(1, 1, 0.4, 2_000_000_000))
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,7 @@ class FakeStep:
     text: str
     token_id: int | None
     finish_reason: str | None = None
-    stats: FakeStats = FakeStats()
+    stats: GenerationStats = FAKE_STATS
     reasoning: str = ""
 
 
@@ -116,6 +117,9 @@ class FakeEngine:
         self.remarks: tuple[str, ...] = ()
         self.notices: tuple[str, ...] = ()
         self.plan = SimpleNamespace(line=lambda: "plan: 1.0 GB dense, 2.0 GB experts")
+
+    def roofline(self, phase: PhaseStats) -> Roofline:
+        return Roofline(phase, drive_bytes_s=2e9, memory_bytes_s=1e10)
 
     def new_session(self) -> FakeSession:
         return FakeSession(self)

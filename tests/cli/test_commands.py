@@ -47,7 +47,7 @@ def test_run_prints_the_text_alone_on_standard_output(home: Path) -> None:
     assert result.stdout == "Hello\n" and result.exit_code == 0
     assert result.stderr.splitlines() == [
         "plan: 1.0 GB dense, 2.0 GB experts",
-        "3 tokens at 3.0/s, first after 0.50 s (10 prompt tokens, 4 reused), expert hit rate 90 %, 4.1 kB read",
+        "3 tokens at 4.0/s, first after 5.50 s (10 prompt tokens, 4 reused), expert hit rate 75 %, 8.0 GB read",
     ]
     assert engine.prompts == [[{"role": "system", "content": "Be short"}, {"role": "user", "content": "Hi"}]]
     assert engine.closed
@@ -126,11 +126,26 @@ def test_run_gives_one_json_object(home: Path) -> None:
     assert "\x9b" not in result.stdout
     facts = json.loads(result.stdout)
     assert facts["text"] == "a\x1b\x9bb" and facts["token_ids"] == [100, 101] and facts["finish_reason"] == "stop"
-    assert facts["stats"]["decode_tok_s"] == 3.0
+    assert facts["stats"]["decode_tok_s"] == 4.0 and facts["stats"]["expert_hit_rate"] == 0.75
+    prompt, answer = facts["stats"]["prefill"], facts["stats"]["decode"]
+    assert prompt["experts"]["layers"][1] == {"layer": 2, "hits": 2, "misses": 2, "hit_rate": 0.5}
+    assert prompt["roofline"] | {"bound": "drive", "needed_s": 3.5, "share": 0.7} == prompt["roofline"]
+    assert answer["roofline"] | {"bound": "memory", "needed_s": 0.4, "share": 0.8} == answer["roofline"]
 
 
-def test_run_with_stats_prints_every_number(home: Path) -> None:
-    assert "expert_misses  1\n" in run(home, FakeEngine("x"), "-p", "Hi", "--stats").stderr
+def test_run_with_stats_prints_prompt_and_answer_apart(home: Path) -> None:
+    lines = run(home, FakeEngine("x"), "-p", "Hi", "--stats").stderr.splitlines()
+    assert lines[-9:] == [
+        "prompt      6 tokens read in 5.00 s, 1.2 tokens/s; 4 more were known from before",
+        "  experts   3 of 8 were in memory, hit rate 38 %; worst layer 0 with 25 %, best layer 2 with 50 %",
+        "  drive     8.0 GB read at 2.0 GB/s, 1.3 GB a token; 3.00 s spent waiting, 60 % of the time",
+        "  ahead     4 experts read before a layer asked, 75 % of them needed; 1.0 GB for nothing",
+        "  possible  70 % reached: reading 7.0 GB at 2.0 GB/s, the drive's best, takes 3.50 s",
+        "answer      3 tokens, the first after 5.50 s, the other 2 in 0.50 s, 4.0 tokens/s",
+        "  experts   15 of 16 were in memory, hit rate 94 %; worst layer 2 with 88 %, best layer 0 with 100 %",
+        "  drive     1.0 MB read, 500.0 kB a token; 0.00 s spent waiting, 0 % of the time",
+        "  possible  80 % reached: going through 4.0 GB at 10.0 GB/s, memory's best, takes 0.40 s",
+    ]
 
 
 def test_run_without_a_tokenizer_takes_and_gives_token_ids(home: Path) -> None:

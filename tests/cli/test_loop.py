@@ -2,12 +2,24 @@
 
 import io
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from cli_fakes import INTERRUPT, FakeEngine, FakeKnowledgeBase, FakeSampling, FakeServices, FakeStats, Thought, fake_hit, make_home
-from colibri_cli.generation import stats_dict, stats_line, stats_table
+from cli_fakes import (
+    DENSE_STATS,
+    FAKE_STATS,
+    INTERRUPT,
+    FakeEngine,
+    FakeKnowledgeBase,
+    FakeSampling,
+    FakeServices,
+    Thought,
+    fake_hit,
+    make_home,
+)
+from colibri_cli.generation import stats_dict, stats_line, stats_lines
 from colibri_cli.repl.editor import Editor, PipeReader
 from colibri_cli.repl.loop import run_loop
 from colibri_cli.repl.render import Renderer
@@ -15,6 +27,8 @@ from colibri_cli.repl.state import ReplState
 from prompt_toolkit.input import create_pipe_input
 from prompt_toolkit.output import DummyOutput
 from rich.console import Console
+
+from libcolibri.stats import PhaseStats
 
 HITS = (
     fake_hit("notes/cpu.md", "The cache holds experts.\nIt is in memory.", ("Engine", "Cache"), 12),
@@ -62,7 +76,7 @@ def test_an_answer_shows_its_text_its_sources_and_its_timing(home: Path) -> None
     assert "The cache holds experts [1].\n" in screen
     assert re.search(r"\[1\]\s+notes/cpu.md:12\s+Engine > Cache", screen)
     assert "notes/disk.md" not in screen  # not cited
-    assert "3 tokens at 3.0/s" in screen and "expert hit rate 90 %" in screen
+    assert "3 tokens at 4.0/s" in screen and "expert hit rate 75 %" in screen
     assert talk.state.turns[0].cited == (1,)
 
 
@@ -188,19 +202,37 @@ def test_search_works_without_a_model_and_feeds_open_and_why(home: Path) -> None
     assert talk.knowledge_base.searched == [("cache", None), ("a question", None)]
 
 
-def test_stats_show_every_number_and_the_plan(home: Path) -> None:
-    screen = Conversation(home, ["x"]).keys("q", "/stats")
-    assert re.search(r"expert_hit_rate\s+0.900", screen) and "plan: 1.0 GB dense" in screen
+def test_stats_show_prompt_answer_and_the_plan(home: Path) -> None:
+    screen = Conversation(home, ["x"], width=120).keys("q", "/stats")
+    assert "prompt      6 tokens read in 5.00 s" in screen and "answer      3 tokens" in screen and "plan: 1.0 GB dense" in screen
+
+
+def test_another_model_has_no_stats_of_the_one_before(home: Path) -> None:
+    screen = Conversation(home, ["x"]).keys("q", f"/model {home / 'models' / 'a-chat-model'}", "/stats")
+    assert "/stats needs an answer by the model" in screen
 
 
 def test_stopped_before_the_first_token() -> None:
-    assert "no token written; 10 of 10 prompt tokens read" in stats_line(FakeStats(completion_tok=0))
+    stopped = replace(FAKE_STATS, completion_tok=0, decode=PhaseStats(), prompt_tok=20)
+    assert "no token written; 10 of 20 prompt tokens read" in stats_line(stopped)
+    lines = stats_lines(stopped, FakeEngine())
+    assert lines[0].endswith("4 more were known from before; 10 not read") and lines[-1] == "answer      no token written"
 
 
 def test_a_single_token_has_no_rate_and_a_dense_model_no_hit_rate() -> None:
-    dense = FakeStats(completion_tok=1, prompt_tok=1, reused_tok=0, expert_hits=0, expert_misses=0, expert_hit_rate=1.0)
-    assert stats_line(dense) == "1 token after 0.50 s (1 prompt token)"
-    assert stats_dict(dense)["expert_hit_rate"] is None and "expert_hit_rate" not in dict(stats_table(dense))
+    assert stats_line(DENSE_STATS) == "1 token after 0.50 s (1 prompt token)"
+    numbers = stats_dict(DENSE_STATS)
+    assert numbers["expert_hit_rate"] is None and numbers["prefill"]["experts"]["hit_rate"] is None
+    assert stats_lines(DENSE_STATS, FakeEngine()) == [
+        "prompt      1 token read in 0.40 s, 2.5 tokens/s",
+        "  possible  50 % reached: going through 2.0 GB at 10.0 GB/s, memory's best, takes 0.20 s",
+        "answer      1 token, the first after 0.50 s",
+    ]
+
+
+def test_a_long_prompt_in_memory_has_no_share_of_the_possible() -> None:
+    lines = stats_lines(replace(DENSE_STATS, prompt_tok=90, prefill=PhaseStats(90, 1, 0.4, 2_000_000_000)), FakeEngine())
+    assert lines[1].startswith("  possible  not known: limited by arithmetic")
 
 
 def test_reset_forgets_and_retry_asks_again(home: Path) -> None:

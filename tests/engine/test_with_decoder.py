@@ -116,7 +116,26 @@ def test_a_token_over_streamed_experts_can_be_cancelled(folder, engine):
         assert [s.token_id for s in session.generate(PROMPT + expected[:3], max_tokens=3) if s.token_id is not None] == expected[3:]
 
 
-def test_streamed_experts_make_chunks_longer(folder):
+def test_a_prompt_in_memory_is_cancelled_between_two_layers(folder, engine):
+    expected = [s.token_id for s in engine.new_session().generate(PROMPT, max_tokens=4) if s.token_id is not None]
+    with Engine.open(folder, parts=real_parts(), preload=True) as other:
+        session, cancel, team = other.new_session(), threading.Event(), other._decoder.team
+        run, calls = team.run, []
+
+        def cancel_soon(*arguments):
+            calls.append(arguments)
+            if len(calls) == 2:
+                cancel.set()
+            return run(*arguments)
+
+        team.run = cancel_soon
+        steps = list(session.generate(PROMPT, max_tokens=4, cancel=cancel))
+        assert [step.finish_reason for step in steps] == ["cancelled"] and len(calls) == 2
+        team.run = run
+        assert [s.token_id for s in session.generate(PROMPT, max_tokens=4) if s.token_id is not None] == expected
+
+
+def test_experts_make_chunks_longer(folder):
     for cache, chunk in (("auto", 128), (1, 128), (3, 128)):  # the context is no longer than that
         with Engine.open(folder, parts=real_parts(), expert_cache=cache) as other:
             assert other.prefill_chunk == chunk

@@ -39,6 +39,8 @@ class FakeReading:
 class FakeStore:
     """Experts whose bytes are their layer and number; those in `bad` cannot be read."""
 
+    reading_s = best_bytes_s = 0.0
+
     def __init__(self, sizes=SIZES, num_experts=E, *, at_once=True):
         self.expert_bytes, self.num_experts = dict(sizes), dict.fromkeys(sizes, num_experts)
         self.total_bytes = sum(size * num_experts for size in sizes.values())
@@ -239,6 +241,7 @@ def test_guesses_are_judged_at_the_end_of_the_pass():
     assert cache.resident(1) == [4, 5]  # the wrong guess is not waited for
     cache.end_pass({0: np.array([[0, 1]]), 1: np.array([[4, 5]])})
     assert (cache.stats.prefetched, cache.stats.prefetch_used, cache.stats.prefetch_accuracy) == (2, 1, 0.5)
+    assert cache.stats.unused_bytes == 4096  # counted before it has come
     cache.collect(1)
     assert cache.resident(1) == [4, 5]
     store.in_flight[0].done = True

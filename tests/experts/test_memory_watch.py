@@ -115,6 +115,8 @@ def test_a_limit_that_is_lowered_under_the_process(tmp_path, version):
 class NumberedStore:
     """Experts whose bytes are their number plus one."""
 
+    reading_s = best_bytes_s = 0.0
+
     def __init__(self, expert_bytes: int, num_experts: int):
         self.expert_bytes, self.num_experts = {0: expert_bytes}, {0: num_experts}
         self.total_bytes = expert_bytes * num_experts
