@@ -133,7 +133,7 @@ def test_expert_cache_size_never_changes_a_bit(name, quant, model_dirs):
             assert same_bits(running.logits(ids), whole), slots
             assert same_bits(running.logits(ids, 1), whole), slots
             stats = running.cache.stats
-            assert stats.evictions > 0 and stats.misses > 0 and stats.read_bytes > 0
+            assert stats.evictions > 0 and running.decoder.expert_counters[1] > 0 and stats.read_bytes > 0
 
 
 def test_truncated_cache_continues_like_a_fresh_one(model_dirs):
