@@ -93,6 +93,7 @@ class _ExpertOptions:
     preload: bool
     trace: str | Path | None
     verify: bool
+    mirror: Path | None
     usage_history: str | Path | None
     pins: frozenset[Expert]
     prefetch: Prefetch | None
@@ -137,6 +138,8 @@ class Engine:
         self._decoder: Any = None
         self._memory_bytes_s: float | None = None
         self._trace: TraceWriter | None = None
+        self._store: ExpertStore | None = None
+        self._useless_mirror: Path | None = None
         self._lock = TurnLock()
         self._closing = ExitStack()
         self._closed = False
@@ -158,6 +161,7 @@ class Engine:
         usage_history: str | Path | None = None,
         pin: Iterable[Expert] = (),
         verify_experts: bool = False,
+        mirror: str | Path | None = None,
         parts: Parts | None = None,
     ) -> Self:
         """Load a model directory.
@@ -177,11 +181,13 @@ class Engine:
                          fails: see `remarks`
         pin              experts (layer, expert) that never leave memory once they are there; they come in before all others
         verify_experts   compare every expert that is read with its checksum; a wrong one is read again, then refused
+        mirror           folder with the same model on another drive: experts are read from both, and from one when the other fails. What
+                         is wrong with it is in `remarks` and `notices`, and never an error
         parts            replacements for tests
 
         Raises FormatError, ConfigError, MemoryBudgetError, TokenizerError, TemplateError; nothing stays open then.
         """
-        path = Path(path)
+        path, mirror = Path(path), None if mirror is None else Path(mirror)
         _check_settings(threads, prefetch, prefill_chunk)
         budget = parse_budget(expert_cache)
         manifest = read_manifest(path)
@@ -200,7 +206,7 @@ class Engine:
         engine = cls(path, manifest, config, plan, threads, chunk, parts)
         try:
             policy = DEFAULT_POLICY if expert_policy == "auto" else expert_policy
-            options = _ExpertOptions(policy, preload, trace, verify_experts, usage_history, pin, _prefetch(prefetch))
+            options = _ExpertOptions(policy, preload, trace, verify_experts, mirror, usage_history, pin, _prefetch(prefetch))
             engine._load(on_progress, options)
             _refuse_another(path, manifest)
         except BaseException:
@@ -214,6 +220,7 @@ class Engine:
             weights = load_weights(self.path, self.manifest, self.config, on_progress)
             loading.result()
         first = self._open_experts(on_progress, options) if self.config.is_moe else []
+        self._useless_mirror = None if self.config.is_moe else options.mirror
         team = self.parts.team(self.threads)
         self._closing.callback(team.close)
         self._decoder = self.parts.decoder(
@@ -234,7 +241,8 @@ class Engine:
         """Make the expert cache; returns who should come into it first."""
         # The system's copy of the files is a welcome second cache while all of it fits into what is left, and a burden otherwise.
         beyond_memory = self.plan.experts_total > self.plan.free
-        store = ExpertStore(self.path, self.manifest, drop_page_cache=beyond_memory, verify=options.verify)
+        store = ExpertStore(self.path, self.manifest, drop_page_cache=beyond_memory, verify=options.verify, mirror=options.mirror)
+        self._store = store
         self._closing.callback(store.close)
         if options.trace is not None:
             self._trace = self._closing.enter_context(_open_trace(Path(options.trace), store))
@@ -263,11 +271,13 @@ class Engine:
     @property
     def remarks(self) -> tuple[str, ...]:
         """What a user should know about how the model was opened, a sentence each."""
-        usage = self.usage.remarks if self.usage is not None else ()
-        builtin = self.chat_template.builtin if self.chat_template is not None else None
-        if builtin is None:
-            return usage
-        return (f"the model has no chat template; conversations are written in the format {builtin!r}, as is usual for its kind", *usage)
+        found = []
+        if self.chat_template is not None and (builtin := self.chat_template.builtin) is not None:
+            found.append(f"the model has no chat template; conversations are written in the format {builtin!r}, as is usual for its kind")
+        if self._useless_mirror is not None:
+            found.append(f"mirror {self._useless_mirror}: the model is dense, so that nothing is read from it while it runs")
+        found += () if self._store is None else self._store.remarks
+        return (*found, *(self.usage.remarks if self.usage is not None else ()))
 
     @property
     def notices(self) -> tuple[str, ...]:
@@ -278,6 +288,7 @@ class Engine:
             times = "once" if count == 1 else f"{count} times"
             now, planned = size_text(experts.capacity_bytes), size_text(experts.capacity_bytes + experts.withdrawn_bytes)
             found.append(f"memory ran short: the expert cache gave some back {times} and has {now} of {planned} now")
+        found += () if self._store is None else self._store.notices
         return (*found, *(self.usage.notices if self.usage is not None else ()))
 
     @property

@@ -4,7 +4,8 @@ In:  requests, urgent or not
 Out: filled targets, and for each request that could not be read the OSError
 
 A request is cut into pieces. Each drive has threads that take pieces from a common queue, so that the faster drive does more of them. A
-drive leaves a piece alone that the others are expected to have sooner. A piece that fails is tried once more, on another drive if
+drive leaves a piece alone that the others are expected to have sooner, and now and then takes one all the same, because a drive that was
+slow may be so no more. A piece that fails is tried once more, on another drive if
 there is one.
 """
 
@@ -28,6 +29,7 @@ READ_THREADS = 4
 PIECE_BYTES = 2 << 20
 ATTEMPTS = 2  # a drive's or a network share's hiccup often passes
 _LEAST_WAIT_S = 1e-3
+_TRIAL_SHARE = 0.01  # of the time that is spent on reading, for pieces of drives that are expected to be too slow
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,12 +49,12 @@ class ReadRequest:
 
 
 class _Piece:
-    """A part of a request. attempts: how often each drive has failed to read it."""
+    """A part of a request, the number-th. attempts: how often each drive has failed to read it."""
 
-    __slots__ = ("attempts", "offset", "reads", "request", "view")
+    __slots__ = ("attempts", "number", "offset", "reads", "request", "view")
 
-    def __init__(self, reads: "Reads", request: ReadRequest, view: memoryview, offset: int):
-        self.reads, self.request, self.view, self.offset = reads, request, view, offset
+    def __init__(self, reads: "Reads", request: ReadRequest, number: int, view: memoryview, offset: int):
+        self.reads, self.request, self.number, self.view, self.offset = reads, request, number, view, offset
         self.attempts = [0 if file is not None else ATTEMPTS for file in request.files]
 
 
@@ -61,9 +63,13 @@ class Reads:
 
     def __init__(self, queue: "_Queue", requests: Sequence[ReadRequest], piece_bytes: int):
         self._queue = queue
-        self.pieces = [_Piece(self, request, *piece) for request in requests for piece in _pieces(request, piece_bytes)]
+        self.pieces = [
+            _Piece(self, request, number, *piece) for request in requests for number, piece in enumerate(_pieces(request, piece_bytes))
+        ]
         self.left, self.urgent = len(self.pieces), True
         self.failed: dict[int, tuple[ReadRequest, OSError]] = {}
+        self._errors: dict[int, dict[int, OSError]] = {}
+        self._filled: dict[int, dict[int, int]] = {}
         self.broken: BaseException | None = None  # our own bug, not the drive's fault
         self.ended = threading.Event()
         if not self.left:
@@ -85,6 +91,22 @@ class Reads:
         if self.broken is not None:
             raise self.broken
         return list(self.failed.values())
+
+    def errors(self, request: ReadRequest) -> dict[int, OSError]:
+        """By number of the drive, how it last failed at this request. What another drive then gave is not undone by that."""
+        return self._errors.get(id(request), {})
+
+    def filled(self, request: ReadRequest) -> dict[int, int]:
+        """By number of the drive, which pieces of this request it gave: bit i for the i-th."""
+        return self._filled.get(id(request), {})
+
+    def note(self, piece: _Piece, drive: int, error: BaseException | None) -> None:
+        """What came of a drive's attempt at a piece; the queue's business."""
+        if isinstance(error, OSError):
+            self._errors.setdefault(id(piece.request), {})[drive] = error
+        elif error is None:
+            filled = self._filled.setdefault(id(piece.request), {})
+            filled[drive] = filled.get(drive, 0) | 1 << piece.number
 
 
 class ParallelReader:
@@ -146,6 +168,7 @@ class _Queue:
         self._later: deque[_Piece] = deque()
         self._changed = threading.Condition()
         self._threads: list[threading.Thread] = []
+        self._tried_s = [0.0] * len(drives)  # by drive, what together.busy_s was when it last began to read
         self._stopped = False
 
     def add_thread(self, number: int) -> None:
@@ -211,6 +234,7 @@ class _Queue:
                     line.remove(piece)
                     drive.begin(len(piece.view), now)
                     self.together.begin(len(piece.view), now)
+                    self._tried_s[number] = self.together.busy_s
                     return piece
                 else:
                     if piece is not left:
@@ -235,6 +259,8 @@ class _Queue:
             return False
         others = [self._drives[other] for other in self._candidates(piece) if other != number and self._drives[other].speed > 0.0]
         limit_s = drive.seconds_for(len(piece.view))
+        if limit_s < _TRIAL_SHARE * (self.together.busy_s - self._tried_s[number]):
+            return False
         waiting = 0
         for queued in line:
             waiting += len(queued.view)
@@ -251,6 +277,7 @@ class _Queue:
             now = time.perf_counter()
             drive.end(len(piece.view), now, fault)
             self.together.end(len(piece.view), now, fault)
+            piece.reads.note(piece, number, error)
             if fault is not None:
                 piece.attempts[number] += 1
                 if drive.is_failing and any(other.fault is None for other in self._drives if other is not drive):

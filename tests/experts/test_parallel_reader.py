@@ -214,6 +214,18 @@ def test_a_slow_drive_is_not_waited_for():
     reader.close()
 
 
+def test_a_drive_that_was_slow_is_tried_again():
+    """Once its pieces would cost little of the time that was spent on reading; then its share follows its speed again."""
+    files = FakeFile(CONTENT), FakeFile(CONTENT)
+    files[0].delay_s = 0.001
+    reader = ParallelReader([Drive("a", 1, 64 / 0.001), Drive("b", 1, 64 / 0.003)], PIECE)
+    for _ in range(40):
+        assert reader.read([request(files, 0)]) == []
+    assert files[1].log == []
+    until(lambda: reader.read([request(files, 0)]) == [] and len(files[1].log) > 20)
+    reader.close()
+
+
 def test_a_drive_that_hangs_is_made_up_for():
     """What was left to a drive that was fast until now, and now stands still, is read by the slow one."""
     files = FakeFile(CONTENT), FakeFile(CONTENT)

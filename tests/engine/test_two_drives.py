@@ -1,0 +1,101 @@
+"""An engine whose model lies on two drives: the same tokens whatever one of them does; remarks and notices say what it was."""
+
+import os
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from libcolibri.engine import Engine, Parts
+from libcolibri.errors import ExpertReadError
+from libcolibri.models.decoder import Decoder
+from libcolibri.models.state import SequenceState
+from libcolibri.thread_team import Team
+from tests.fake_decoder import fake_parts
+from tests.tiny_model import make_model
+
+PROMPT, MAX_TOKENS = [(11 * i * i + 3 * i) % 47 for i in range(12)], 24
+
+
+def real_parts() -> Parts:
+    return replace(fake_parts(), decoder=Decoder, state=SequenceState, team=Team)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory) -> Path:
+    return make_model(tmp_path_factory.mktemp("model") / "tiny", eos_token_id=None)
+
+
+@pytest.fixture
+def copies(model, tmp_path) -> dict[str, Path]:
+    return {name: shutil.copytree(model, tmp_path / name) for name in ("main", "mirror")}
+
+
+def tokens(engine: Engine, on_token=lambda n: None) -> list[int]:
+    found = []
+    for step in engine.new_session().generate(PROMPT, max_tokens=MAX_TOKENS):
+        if step.token_id is not None:
+            found.append(step.token_id)
+            on_token(len(found))
+    return found
+
+
+@pytest.fixture(scope="module")
+def expected(model) -> list[int]:
+    with Engine.open(model, threads=1, expert_cache=2, parts=real_parts()) as engine:
+        assert not any("mirror" in remark for remark in engine.remarks)
+        return tokens(engine)
+
+
+def open_engine(copies, **options) -> Engine:
+    return Engine.open(copies["main"], threads=1, expert_cache=2, parts=real_parts(), mirror=str(copies["mirror"]), **options)
+
+
+@pytest.mark.parametrize("options", [{}, {"verify_experts": True}, {"preload": True}, {"prefetch": True}])
+def test_the_same_tokens(copies, expected, options):
+    with open_engine(copies, **options) as engine:
+        assert tokens(engine) == expected and engine.notices == ()
+        assert any("on the same drive" in remark for remark in engine.remarks)
+
+
+@pytest.mark.parametrize("bad", ["main", "mirror"])
+@pytest.mark.parametrize("attack", ["cut", "overwrite"])
+def test_a_drive_that_goes_bad_while_tokens_are_made(copies, expected, bad, attack):
+    def ruin(n_tokens: int) -> None:
+        if n_tokens == 3:
+            for path in copies[bad].glob("experts-*"):
+                size = path.stat().st_size
+                os.truncate(path, 4096)
+                if attack == "overwrite":
+                    os.truncate(path, size)
+
+    with open_engine(copies) as engine:
+        assert tokens(engine, ruin) == expected
+    # The engine is closed, and still knows.
+    assert engine.notices and all(str(copies[bad]) in notice for notice in engine.notices)
+
+
+def test_when_both_go_bad_the_error_names_both(copies, expected):
+    def ruin(n_tokens: int) -> None:
+        for path in (path for folder in copies.values() for path in folder.glob("experts-*")):
+            os.truncate(path, 4096)
+
+    with (
+        open_engine(copies) as engine,
+        pytest.raises(ExpertReadError, match=r"main/experts-0000\d.safetensors: layer \d expert \d .*mirror/experts-.*changed while"),
+    ):
+        tokens(engine, ruin)
+
+
+def test_a_useless_mirror_is_a_remark(copies, expected, tmp_path):
+    for folder in (copies["main"], tmp_path / "nowhere"):
+        with open_engine({**copies, "mirror": folder}) as engine:
+            assert tokens(engine) == expected
+            assert sum(remark.startswith(f"mirror {folder}: is ") for remark in engine.remarks) == 1
+
+
+def test_a_dense_model_has_nothing_to_read(tmp_path):
+    folder = make_model(tmp_path / "dense", num_experts=6, mlp_only_layers=[0, 1, 2])
+    with Engine.open(folder, threads=1, parts=real_parts(), mirror=tmp_path) as engine:
+        assert f"mirror {tmp_path}: the model is dense, so that nothing is read from it while it runs" in engine.remarks
