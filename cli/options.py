@@ -157,6 +157,12 @@ memory_options = _stack(
     ),
     click.option("--verify-experts", is_flag=True, help="Compare every expert that is read with its checksum."),
     click.option(
+        "--mirror",
+        type=click.Path(path_type=Path),
+        metavar="FOLDER",
+        help="The same model on another drive: experts are read from both, and from one when the other fails.",
+    ),
+    click.option(
         "--prefetch",
         type=click.Choice(["auto", "on", "off"]),
         default="auto",
@@ -249,8 +255,7 @@ def engine_arguments(options: dict[str, Any], home: Home) -> dict[str, Any]:
         arguments["expert_policy"] = options["expert_policy"]
     if options.get("verify_experts"):
         arguments["verify_experts"] = True
-    if options.get("trace") is not None:
-        arguments["trace"] = options["trace"]
+    arguments |= {name: options[name] for name in ("trace", "mirror") if options.get(name) is not None}
     if options.get("prefetch", "auto") != "auto":
         arguments["prefetch"] = options["prefetch"]
     if pins := pinned_experts(options):

@@ -4,7 +4,7 @@
  *          files=PART           only files whose path contains PART are touched
  *          bytes_per_s=N        one lane of N bytes per second
  *          eio_every=N          every N-th read fails with EIO; the next one at the same place does not
- *          eio_from=A eio_to=B  reads that touch bytes A <= b < B fail with EIO, always
+ *          eio_from=A eio_to=B  reads at an offset (pread) that touch bytes A <= b < B fail with EIO, always; headers are read without one
  *          short=N              at most N bytes a read
  *          hang_every=N hang_ms=M   every N-th read takes M ms
  *      SHIM_LOG, path of a file that gets a letter per read: . done, e failed, s short, h hung
@@ -123,7 +123,7 @@ static ssize_t faulty_read(int fd, const struct iovec *parts, int count, off_t a
         note('h');
         wait_ns(c.hang_ms * 1000000LL);
     }
-    if (once || (c.eio_to > 0 && at < c.eio_to && at + (off_t)size > c.eio_from)) {
+    if (once || (at >= 0 && at < c.eio_to && at + (off_t)size > c.eio_from)) {
         note('e');
         errno = EIO;
         return -1;

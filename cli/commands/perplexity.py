@@ -53,10 +53,13 @@ def perplexity(ctx: click.Context, model: str, textfile: str, stride: int | None
         with progress.waiting(*OPENING):
             engine = services.open_engine(path, on_progress=progress.report, **engine_arguments(options, services.home))
         with closing(engine):
-            click.echo(neutralise(engine.plan.line()), err=True)
+            for line in (engine.plan.line(), *engine.remarks):
+                click.echo(neutralise(line), err=True)
             token_ids = engine.tokenizer.encode(text) if ready_ids is None else ready_ids
             extra = {"stride": stride} if stride else {}
             result = services.perplexity(engine, token_ids, window, on_progress=progress.report, **extra)
+            for line in engine.notices:
+                click.echo(neutralise(line), err=True)
     if as_json:
         click.echo(to_json({"ppl": float(result.ppl), "nll": float(result.nll), "n_tok": int(result.n_tok)}))
     else:

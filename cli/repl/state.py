@@ -88,9 +88,9 @@ class ReplState:
         self.knowledge_base = self.services.open_knowledge_base(folder, self.encoder)
 
     def open_model(self, path: Path, on_progress: Callable[[str, int, int], None] | None = None) -> None:
-        """Load the chat model and begin a session on it. Experts were pinned for the model that was opened first."""
+        """Load the chat model and begin a session on it. Pins and mirror belong to the model that was opened first."""
         other = self.model not in (None, path)
-        options = {name: value for name, value in self.engine_options.items() if not (other and name == "pin")}
+        options = {name: value for name, value in self.engine_options.items() if not (other and name in ("pin", "mirror"))}
         self.engine = self.services.open_engine(path, on_progress=on_progress, **options)
         self.session = self.engine.new_session()
         self.model = path

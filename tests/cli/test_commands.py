@@ -64,12 +64,12 @@ def test_run_passes_every_option_on(home: Path) -> None:
     engine = FakeEngine("x")
     fakes = FakeServices(engine)
     words = "run -m a-chat-model -p Hi --threads 2 --ctx 512 --prefetch off --preload --temp 0.5 --top-k 7 --top-p 0.9 --min-p 0.1"
-    words += " --verify-experts --repeat-penalty 1.1 --seed 3 -n 9 --stop END --stop STOP --expert-cache"
+    words += " --mirror /other/drive --verify-experts --repeat-penalty 1.1 --seed 3 -n 9 --stop END --stop STOP --expert-cache"
     for given, expected in (("6GB", "6GB"), ("12", 12), ("auto", "auto"), ("512MiB", "512MiB"), ("1.5g", "1.5g")):
         engine.replies.append("x")
         invoke(main, [*words.split(), given], fakes, home)
         options = {"threads": 2, "context_length": 512, "expert_cache": expected, "preload": True, "prefetch": "off"}
-        options |= {"verify_experts": True, "usage_history": home / "usage"}
+        options |= {"mirror": Path("/other/drive"), "verify_experts": True, "usage_history": home / "usage"}
         assert fakes.opened[-1] == (home / "models" / "a-chat-model", options)
     sampling, max_tokens, stop = engine.samplings[0]
     assert vars(sampling) == {"temperature": 0.5, "top_k": 7, "top_p": 0.9, "min_p": 0.1, "repetition_penalty": 1.1, "seed": 3}
@@ -97,10 +97,11 @@ def test_experts_are_pinned(home: Path) -> None:
 
 def test_pins_are_for_the_model_that_was_named(home: Path) -> None:
     fakes = FakeServices(FakeEngine())
-    state = ReplState(fakes.services(home), engine_options={"pin": [(0, 1)], "preload": True})
+    state = ReplState(fakes.services(home), engine_options={"pin": [(0, 1)], "mirror": home / "copy", "preload": True})
     for path in (home / "a", home / "b", home / "a"):
         state.open_model(path)
     assert ["pin" in options for _, options in fakes.opened] == [True, False, False] and fakes.opened[1][1]["preload"]
+    assert ["mirror" in options for _, options in fakes.opened] == [True, False, False]
 
 
 def test_run_records_a_trace_and_trace_replays_it(home: Path, tmp_path: Path) -> None:
@@ -282,7 +283,10 @@ def test_perplexity(home: Path, tmp_path: Path) -> None:
         return SimpleNamespace(ppl=7.25, nll=1.981, n_tok=2)
 
     arguments = ["perplexity", "a-chat-model", str(text), "--ctx", "64", "--stride", "32"]
-    result = invoke(main, arguments, FakeServices(FakeEngine()), home, perplexity=measure)
+    engine = FakeEngine()
+    engine.remarks, engine.notices = ("mirror /m: is not there",), ("memory ran short",)
+    result = invoke(main, arguments, FakeServices(engine), home, perplexity=measure)
+    assert {*engine.remarks, *engine.notices} <= set(result.stderr.splitlines())
     assert result.stdout == "perplexity 7.2500  (negative log-likelihood 1.98100 nats per token, 2 tokens)\n"
     assert asked == [([3, 3, 5], 64, {"stride": 32})]
     result = invoke(main, [*arguments, "--json"], FakeServices(FakeEngine()), home, perplexity=measure)

@@ -6,6 +6,7 @@ Collected where a C compiler and glibc are (tests/conftest.py).
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -48,6 +49,7 @@ def programs(tmp_path_factory):
     """All programs of this file; they start together, because loading takes them longest."""
     folder = tmp_path_factory.mktemp("models") / "tiny"
     convert(ROOT / "tests" / "fixtures" / "tiny" / "qwen3_moe", folder, quant="q8_0", tokenizer=False)
+    copy = shutil.copytree(folder, folder.with_name("copy"))
     manifest, built = read_manifest(folder), Drive(tmp_path_factory.mktemp("drive"))
 
     def drive(files: str = "experts-", **faults: int) -> Drive:
@@ -68,6 +70,9 @@ def programs(tmp_path_factory):
         "slow": run(drive(bytes_per_s=EXPERTS_PER_S * manifest.experts[0].expert_bytes, eio_every=23)),
         "halves": run(drive(short=4096, hang_every=50, hang_ms=20), "--verify-experts"),
         "bad spot": run(drive("experts-00002", eio_from=bad_spot[0], eio_to=bad_spot[-1] + 1)),
+        **{f"{name} fails": run(drive(f"{name}/experts-", eio_from=0, eio_to=1 << 40), "--mirror", str(copy)) for name in ("tiny", "copy")},
+        "mirror stumbles": run(drive("copy/experts-", eio_every=3, short=4096), "--mirror", str(copy)),
+        "both": run(drive("experts-00002", eio_from=bad_spot[0], eio_to=bad_spot[-1] + 1), "--mirror", str(copy)),
         "session": Program(session, [sys.executable, "-c", SESSION_PROGRAM, str(folder), str(session.library.parent)]),
     }
 
@@ -99,6 +104,27 @@ def test_the_program_on_a_drive_with_a_bad_spot(programs):
     assert len(lines) == 1 and "Traceback" not in errors
     pattern = r"error: .*experts-00002\.safetensors: layer 2 expert \d cannot be read \(.*Input/output error\), tried twice; check the dr"
     assert re.match(pattern, lines[0]), lines
+
+
+@pytest.mark.parametrize("bad", ["tiny", "copy"])
+def test_the_program_when_one_of_two_drives_fails(programs, expected, bad):
+    """The same tokens, and one line that says which drive was given up."""
+    code, out, errors = programs[f"{bad} fails"].result()
+    assert code == 0 and json.loads(out)["token_ids"] == expected["token_ids"]
+    (line,) = [line for line in errors.splitlines() if "reads in a row failed" in line]
+    assert re.match(rf"\S*/{bad}: 3 reads in a row failed \(.*Input/output error\); what \S* has is read from there", line)
+
+
+def test_the_program_when_the_mirror_stumbles(programs, expected):
+    stumbles = programs["mirror stumbles"]
+    assert stumbles.facts()["token_ids"] == expected["token_ids"] and {"e", "s"} <= set(stumbles.drive.log)
+
+
+def test_the_program_when_both_drives_have_the_bad_spot(programs):
+    code, out, errors = programs["both"].result()
+    (line,) = [line for line in errors.splitlines() if line.startswith("error: ")]
+    assert code == 1 and out == ""
+    assert re.match(r"error: \S*/tiny/experts-00002\S* layer 2 expert \d cannot be read .* and \S*/copy/experts-00002\S* cannot be", line)
 
 
 SESSION_PROGRAM = """
