@@ -172,6 +172,7 @@ memory_options = _stack(
     click.option("--preload", is_flag=True, help="Fill the expert cache before the first token."),
     pin_option,
     click.option("--no-usage-history", is_flag=True, help="Do not remember, or make use of, which experts earlier runs used."),
+    click.option("--no-drive-test", is_flag=True, help="Do not test, or make use of, how this machine's drives are read fastest."),
 )
 engine_options = _stack(context_option, memory_options)
 
@@ -248,7 +249,7 @@ def pinned_experts(options: dict[str, Any]) -> list[tuple[int, int]]:
 def engine_arguments(options: dict[str, Any], home: Home) -> dict[str, Any]:
     """The keyword arguments of Engine.open among `options`; an option that was not given takes the engine's own default.
 
-    Usage histories are kept in the user's folder, unless that was declined.
+    Usage histories, and how drives are read fastest, are kept in the user's folder, unless that was declined.
     """
     arguments = {name: options[name] for name in ("threads", "context_length", "expert_cache", "preload") if options.get(name) is not None}
     if options.get("expert_policy", "auto") != "auto":
@@ -262,4 +263,6 @@ def engine_arguments(options: dict[str, Any], home: Home) -> dict[str, Any]:
         arguments["pin"] = pins
     if not options.get("no_usage_history"):
         arguments["usage_history"] = home.make_usage()
+    if not options.get("no_drive_test"):
+        arguments["drive_settings"] = home.drives
     return arguments

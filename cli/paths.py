@@ -9,6 +9,7 @@ missing and which command makes it.
     home/kb/default/             the default knowledge base (kb.sqlite, kb.faiss)
     home/history, home/conversations/<name>.json
     home/usage/                  how often each model's experts were used
+    home/drives.json             how each drive is read fastest
 """
 
 import contextlib
@@ -52,6 +53,10 @@ class Home:
     @property
     def usage(self) -> Path:
         return self.folder / "usage"
+
+    @property
+    def drives(self) -> Path:
+        return self.folder / "drives.json"
 
     def make_usage(self) -> Path:
         """`usage`, made where that is possible; elsewhere the engine remarks that nothing is remembered."""

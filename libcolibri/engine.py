@@ -19,6 +19,7 @@ from .arena import can_give_back
 from .cache_warmer import CacheWarmer
 from .config import ModelConfig
 from .cpus import usable_cores
+from .drive_settings import KnownDrives
 from .errors import ColibriError, ConfigError, FormatError, MemoryBudgetError
 from .eviction import DEFAULT_POLICY
 from .expert_cache import Expert, ExpertCache, check_floor, check_pins, floor_bytes
@@ -94,6 +95,7 @@ class _ExpertOptions:
     trace: str | Path | None
     verify: bool
     mirror: Path | None
+    drive_settings: str | Path | None
     usage_history: str | Path | None
     pins: frozenset[Expert]
     prefetch: Prefetch | None
@@ -140,6 +142,7 @@ class Engine:
         self._trace: TraceWriter | None = None
         self._store: ExpertStore | None = None
         self._useless_mirror: Path | None = None
+        self._drive_remarks: tuple[str, ...] = ()
         self._lock = TurnLock()
         self._closing = ExitStack()
         self._closed = False
@@ -162,6 +165,7 @@ class Engine:
         pin: Iterable[Expert] = (),
         verify_experts: bool = False,
         mirror: str | Path | None = None,
+        drive_settings: str | Path | None = None,
         parts: Parts | None = None,
     ) -> Self:
         """Load a model directory.
@@ -183,6 +187,8 @@ class Engine:
         verify_experts   compare every expert that is read with its checksum; a wrong one is read again, then refused
         mirror           folder with the same model on another drive: experts are read from both, and from one when the other fails. What
                          is wrong with it is in `remarks` and `notices`, and never an error
+        drive_settings   file that remembers how each drive is read fastest (drive_settings.py). A drive that it does not know is tested, in
+                         under half a second, where experts have to be read from it again and again; None: no drive is. It never fails
         parts            replacements for tests
 
         Raises FormatError, ConfigError, MemoryBudgetError, TokenizerError, TemplateError; nothing stays open then.
@@ -206,7 +212,8 @@ class Engine:
         engine = cls(path, manifest, config, plan, threads, chunk, parts)
         try:
             policy = DEFAULT_POLICY if expert_policy == "auto" else expert_policy
-            options = _ExpertOptions(policy, preload, trace, verify_experts, mirror, usage_history, pin, _prefetch(prefetch))
+            drives = mirror, drive_settings
+            options = _ExpertOptions(policy, preload, trace, verify_experts, *drives, usage_history, pin, _prefetch(prefetch))
             engine._load(on_progress, options)
             _refuse_another(path, manifest)
         except BaseException:
@@ -241,8 +248,11 @@ class Engine:
         """Make the expert cache; returns who should come into it first."""
         # The system's copy of the files is a welcome second cache while all of it fits into what is left, and a burden otherwise.
         beyond_memory = self.plan.experts_total > self.plan.free
-        store = ExpertStore(self.path, self.manifest, drop_page_cache=beyond_memory, verify=options.verify, mirror=options.mirror)
-        self._store = store
+        known = KnownDrives(options.drive_settings) if options.drive_settings is not None and beyond_memory else None
+        settings_for = None if known is None else lambda folder: known.settings_for(folder, self.manifest)
+        how: dict[str, Any] = {"drop_page_cache": beyond_memory, "verify": options.verify, "mirror": options.mirror}
+        self._store = store = ExpertStore(self.path, self.manifest, **how, settings_for=settings_for)
+        self._drive_remarks = () if known is None else tuple(known.remarks)
         self._closing.callback(store.close)
         if options.trace is not None:
             self._trace = self._closing.enter_context(_open_trace(Path(options.trace), store))
@@ -277,7 +287,7 @@ class Engine:
         if self._useless_mirror is not None:
             found.append(f"mirror {self._useless_mirror}: the model is dense, so that nothing is read from it while it runs")
         found += () if self._store is None else self._store.remarks
-        return (*found, *(self.usage.remarks if self.usage is not None else ()))
+        return (*found, *self._drive_remarks, *(self.usage.remarks if self.usage is not None else ()))
 
     @property
     def notices(self) -> tuple[str, ...]:

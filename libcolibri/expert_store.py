@@ -4,18 +4,19 @@ In:  a model directory, maybe a second copy of it on another drive, targets of e
 Out: filled targets; ExpertReadError naming file, layer and expert
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
 from .drive import FAULTS_TO_GIVE_UP, Drive
+from .drive_probe import DEFAULT_SETTINGS, DriveSettings
 from .errors import ExpertReadError
 from .file_reader import FileReader, WrongBytesError
 from .format import Manifest, expert_offsets
 from .mirror import Mirror
-from .parallel_reader import READ_THREADS, ParallelReader, ReadRequest, Reads
+from .parallel_reader import ParallelReader, ReadRequest, Reads
 
 _Expert = tuple[int, int]  # layer, expert
 _MIRROR = 1  # the mirror's number among the drives
@@ -32,13 +33,16 @@ class ExpertStore:
                       `remarks` (Mirror). A copy may be unfinished or damaged, so what it gives is compared with its checksum when it gives
                       that for the first time
 
-    An expert that is wrong on one drive is from then on read from the other; a drive that fails again and again is given up while the
-    other one does not. `notices` says so. Any thread may call any method but `close`; several threads read in parallel.
+    settings_for      how to read the drive of a folder, around the page cache or not where `drop_page_cache` is set; None: the default
+
+    `settings` is how the model's own drive is read. An expert that is wrong on one drive is from then on read from the other; a drive that
+    fails again and again is given up while the other one does not. `notices` says so. Any thread may call any method but `close`; several
+    threads read in parallel.
     """
 
     def __init__(
-        self, model_dir: Path, manifest: Manifest, *, drop_page_cache: bool = False, verify: bool = False, threads: int = READ_THREADS,
-        mirror: Path | None = None,
+        self, model_dir: Path, manifest: Manifest, *, drop_page_cache: bool = False, verify: bool = False,
+        mirror: Path | None = None, settings_for: Callable[[Path], DriveSettings] | None = None,
     ):  # fmt: skip
         self.drop_page_cache, self._verify = drop_page_cache, verify
         self.expert_bytes = {layer: entry.expert_bytes for layer, entry in sorted(manifest.experts.items())}
@@ -46,16 +50,19 @@ class ExpertStore:
         self._sums = {layer: entry.crc32 for layer, entry in manifest.experts.items()}
         self._offsets = {layer: expert_offsets(model_dir, manifest, layer) for layer in self.expert_bytes}
         self._files: dict[int, tuple[FileReader | None, ...]] = {}
-        self._mirror = None if mirror is None else Mirror(mirror, model_dir, manifest, self._offsets, drop_page_cache)
+        how = settings_for or (lambda folder: DEFAULT_SETTINGS)
+        how_to_read = how if drop_page_cache else lambda folder: replace(how(folder), direct=False)
+        self.settings = settings = how_to_read(model_dir)
+        self._mirror = None if mirror is None else Mirror(mirror, model_dir, manifest, self._offsets, how_to_read)
         copies = [] if self._mirror is None or not self._mirror.files else [self._mirror]
         self._proven: dict[_Expert, int] = {}  # pieces of the mirror that had their checksum, a bit each
         self._trusted: dict[_Expert, int] = {}  # the drive to read an expert from that is wrong on the other
         self._wrong_files: dict[Path, str] = {}
-        folders = [model_dir, *(copy.folder for copy in copies)]
-        self._reader = ParallelReader([Drive(str(folder), threads) for folder in folders])
+        drives = [Drive(str(model_dir), settings.threads), *(Drive(str(copy.folder), copy.settings.threads) for copy in copies)]
+        self._reader = ParallelReader(drives, settings.piece_bytes)
         try:
             for layer in self.expert_bytes:
-                own = FileReader(model_dir / manifest.experts[layer].file, direct=drop_page_cache)
+                own = FileReader(model_dir / manifest.experts[layer].file, direct=settings.direct)
                 self._files[layer] = (own, *(copy.files.get(layer) for copy in copies))
         except OSError as error:
             self.close()

@@ -51,6 +51,11 @@ class FileReader:
         return found.st_size, found.st_mtime_ns, found.st_ctime_ns
 
     @property
+    def opened_bytes(self) -> int:
+        """The size that the file had when it was opened."""
+        return self._version[0]
+
+    @property
     def changed(self) -> bool:
         """Whether the file was written to, or cut, since it was opened: its bytes may be another model's."""
         return self._version_now() != self._version

@@ -5,8 +5,10 @@ Out: `Mirror`: open files by layer, and in `remark` what a user should know. Wha
 """
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
+from .drive_probe import DEFAULT_SETTINGS, DriveSettings
 from .errors import FormatError
 from .file_reader import FileReader
 from .format import MANIFEST_NAME, Manifest, expert_offsets, read_manifest
@@ -15,21 +17,25 @@ from .format import MANIFEST_NAME, Manifest, expert_offsets, read_manifest
 class Mirror:
     """The expert files of `folder` that are as large as the model's and laid out alike, opened.
 
-    offsets   by layer, where the model's own files have their experts
-    direct    as in FileReader
+    offsets        by layer, where the model's own files have their experts
+    settings_for   how to read a folder's drive; asked when the folder has been found to be a copy
 
     Their contents are not looked at: who reads compares them with the manifest's checksums.
     """
 
-    def __init__(self, folder: Path, model_dir: Path, manifest: Manifest, offsets: dict[int, list[int]], direct: bool):
-        self.folder = folder
+    def __init__(
+        self, folder: Path, model_dir: Path, manifest: Manifest, offsets: dict[int, list[int]],
+        settings_for: Callable[[Path], DriveSettings],
+    ):  # fmt: skip
+        self.folder, self.settings = folder, DEFAULT_SETTINGS
         self.files: dict[int, FileReader] = {}
         self.remark: str | None = None
         fault = _fault_of(folder, model_dir, manifest)
         if fault is not None:
             self.remark = f"mirror {folder}: {fault}; experts are read from {model_dir} alone"
             return
-        faults = [fault for layer in offsets if (fault := self._open(layer, manifest, offsets[layer], direct)) is not None]
+        self.settings = settings_for(folder)
+        faults = [fault for layer in offsets if (fault := self._open(layer, manifest, offsets[layer])) is not None]
         if faults:
             self.remark = (
                 f"mirror {folder}: {len(faults)} of {len(offsets)} expert files cannot be used, the first {faults[0]}; "
@@ -38,7 +44,7 @@ class Mirror:
         elif _same_drive(folder, model_dir):
             self.remark = f"mirror {folder}: is on the same drive as {model_dir}, so that reading becomes no faster"
 
-    def _open(self, layer: int, manifest: Manifest, offsets: list[int], direct: bool) -> str | None:
+    def _open(self, layer: int, manifest: Manifest, offsets: list[int]) -> str | None:
         """Open a layer's file; what is wrong with it where that is not possible."""
         name = manifest.experts[layer].file
         path = self.folder / name
@@ -48,7 +54,7 @@ class Mirror:
                 return f"{name} (has {found} bytes, expected {expected})"
             if expert_offsets(self.folder, manifest, layer) != offsets:
                 return f"{name} (is laid out otherwise)"
-            self.files[layer] = FileReader(path, direct=direct)
+            self.files[layer] = FileReader(path, direct=self.settings.direct)
         except FileNotFoundError:
             return f"{name} (missing)"
         except FormatError:

@@ -70,6 +70,7 @@ def test_run_passes_every_option_on(home: Path) -> None:
         invoke(main, [*words.split(), given], fakes, home)
         options = {"threads": 2, "context_length": 512, "expert_cache": expected, "preload": True, "prefetch": "off"}
         options |= {"mirror": Path("/other/drive"), "verify_experts": True, "usage_history": home / "usage"}
+        options |= {"drive_settings": home / "drives.json"}
         assert fakes.opened[-1] == (home / "models" / "a-chat-model", options)
     sampling, max_tokens, stop = engine.samplings[0]
     assert vars(sampling) == {"temperature": 0.5, "top_k": 7, "top_p": 0.9, "min_p": 0.1, "repetition_penalty": 1.1, "seed": 3}
@@ -82,6 +83,13 @@ def test_usage_is_remembered_unless_declined(home: Path) -> None:
         invoke(main, ["run", "-m", "a-chat-model", "-p", "Hi", *extra], fakes, home)
         assert fakes.opened[-1][1].get("usage_history") == folder
     assert (home / "usage").is_dir()
+
+
+def test_drives_are_tested_unless_declined(home: Path) -> None:
+    fakes = FakeServices(FakeEngine("x", "y"))
+    for extra, path in ([], home / "drives.json"), (["--no-drive-test"], None):
+        invoke(main, ["run", "-m", "a-chat-model", "-p", "Hi", *extra], fakes, home)
+        assert fakes.opened[-1][1].get("drive_settings") == path
 
 
 def test_a_folder_that_cannot_be_made_is_no_error(home: Path) -> None:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from libcolibri.arena import allocate
+from libcolibri.drive_probe import DriveSettings
 from libcolibri.errors import ExpertReadError, FormatError
 from libcolibri.expert_store import ExpertStore
 from libcolibri.file_reader import FileReader, ShortReadError
@@ -65,9 +66,8 @@ def test_direct_reads_where_the_drive_knows_them(folder, tmp_path):
         FileReader(cut, direct=True).read_into(memoryview(target), start)
 
 
-def test_pieces_of_a_large_expert(folder, monkeypatch):
-    monkeypatch.setattr("libcolibri.parallel_reader.PIECE_BYTES", 1000)
-    store = ExpertStore(folder, read_manifest(folder))
+def test_pieces_of_a_large_expert(folder):
+    store = ExpertStore(folder, read_manifest(folder), settings_for=lambda folder: DriveSettings(piece_bytes=1000))
     assert read(store, 0, [1, 2]) == [expected_bytes(folder, 0, e) for e in (1, 2)]
 
 

@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from libcolibri.arena import allocate
+from libcolibri.drive_probe import DriveSettings
 from libcolibri.errors import ExpertReadError
 from libcolibri.expert_store import ExpertStore
 from libcolibri.file_reader import FileReader
@@ -48,13 +49,9 @@ def mirror(model, tmp_path) -> Path:
     return shutil.copytree(model, tmp_path / "mirror")
 
 
-@pytest.fixture(autouse=True)
-def small_pieces(monkeypatch):
-    monkeypatch.setattr("libcolibri.parallel_reader.PIECE_BYTES", PIECE)
-
-
 def open_store(main: Path, mirror: Path, **options) -> ExpertStore:
-    return ExpertStore(main, read_manifest(main), mirror=mirror, threads=1, **options)
+    settings = DriveSettings(threads=1, piece_bytes=PIECE)
+    return ExpertStore(main, read_manifest(main), mirror=mirror, settings_for=lambda folder: settings, **options)
 
 
 def read(store: ExpertStore, layer: int, experts: list[int]) -> list[bytes]:
