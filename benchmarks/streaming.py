@@ -292,8 +292,8 @@ def main() -> None:
         for name, one in rounds[-1].items():
             print(f"round {number + 1}: {text(name, one)}", flush=True)
     commit = subprocess.run(["git", "describe", "--always", "--dirty"], capture_output=True, text=True, check=False).stdout.strip()
-    facts = {"date": datetime.date.today().isoformat(), "commit": commit, "machine": machine(), "model": args.model.name, "prompt": args.prompt}
-    facts |= {"limit": args.limit, "resident_tok_s": round(1 / resident_s, 2) if resident_s else ""}
+    facts = {"date": datetime.date.today().isoformat(), "commit": commit, "machine": machine(), "model": args.model.name}
+    facts |= {"prompt": args.prompt, "limit": args.limit, "resident_tok_s": round(1 / resident_s, 2) if resident_s else ""}
     report(rounds, peers, facts, args.csv)
 
 
