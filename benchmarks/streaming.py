@@ -1,7 +1,7 @@
 """A model that is bigger than memory, beside llama.cpp and its kin: prefill of 512 tokens and decode, cold, under a memory limit.
 
-    python benchmarks/streaming.py MODEL_DIR MODEL.gguf --limit 8G [--peer NAME=LLAMA_BENCH ...] [--rounds 5] [--decode 64]
-                                   [--settings prefetch=off,expert_policy=lru ...] [--no-resident] [--csv FILE]
+    python benchmarks/streaming.py MODEL_DIR MODEL.gguf --limit 8G [--peer "NAME=LLAMA_BENCH OPTIONS" ...] [--rounds 5]
+                                   [--prompt 512] [--decode 64] [--settings prefetch=off,expert_policy=lru ...] [--no-resident] [--csv FILE]
 
 In:  a model directory and the GGUF file that it was made from; llama-bench programs that were built for this processor
 Out: per round and at the end tok/s of everybody and ratios (medians), the share of the streaming roofline, whether all settings gave the
@@ -9,7 +9,8 @@ Out: per round and at the end tok/s of everybody and ratios (medians), the share
 
 Needs root and Linux: the limit is a control group's, which counts the page cache too, and the page cache is dropped before every run.
 Everybody takes turns in every round, because drives change their speed from one minute to the next. A peer maps its file and runs once with
-the drives' own read-ahead and once with 128 kB; the better one counts. It is asked for `-p 512 -n 64 -r 1`, random tokens, as here.
+the drives' own read-ahead and once with 128 kB; the better one counts. It is asked for random tokens, as here. Its options should
+switch off what would not be cold or not mapped: `--repack 0 -lm mmap --no-warmup`, or `-mmp 1 -w 0`.
 
 The streaming roofline of decode is the larger of two times per token: the bytes that Belady's optimum would have to read with the same
 cache for the same choices of experts, at the speed of the drive right before and after the run; and the time of a token when every
@@ -22,6 +23,7 @@ import datetime
 import json
 import os
 import random
+import shlex
 import statistics
 import subprocess
 import sys
@@ -40,7 +42,6 @@ from libcolibri.expert_trace import read_trace
 from libcolibri.format import read_manifest
 
 SCRIPT = Path(__file__)
-PROMPT_TOK = 512
 READ_AHEAD_KB = 128
 SAMPLE_BYTES, BLOCK_BYTES, READ_THREADS = 768 << 20, 2 << 20, 4
 
@@ -52,21 +53,22 @@ def run_ours(model: str, facts: dict) -> None:
     from libcolibri import Engine
 
     options = {name: value for name, value in facts["options"].items() if value is not None}
+    prompt = facts["prompt"]
     started = time.perf_counter()
     with Engine.open(model, context_length=1024, trace=facts["trace"], **options) as engine:
         opened = time.perf_counter()
-        ids = np.random.default_rng(0).integers(0, engine.config.vocab_size - 300, PROMPT_TOK + facts["decode"]).tolist()
+        ids = np.random.default_rng(0).integers(0, engine.config.vocab_size - 300, prompt + facts["decode"]).tolist()
         state, chunk = engine.new_state(), engine.prefill_chunk
-        for at in range(0, PROMPT_TOK, chunk):
-            logits = engine.forward(state, ids[at : min(at + chunk, PROMPT_TOK)]).logits
+        for at in range(0, prompt, chunk):
+            logits = engine.forward(state, ids[at : min(at + chunk, prompt)]).logits
         prefilled, after_prompt, likeliest = time.perf_counter(), engine.expert_stats, []
-        for token in ids[PROMPT_TOK:]:
+        for token in ids[prompt:]:
             likeliest.append(int(logits.argmax()))
             logits = engine.forward(state, [token]).logits
         decode_s, done = time.perf_counter() - prefilled, engine.expert_stats - after_prompt
         found = {
             "open_s": opened - started,
-            "prefill_tok_s": PROMPT_TOK / (prefilled - opened),
+            "prefill_tok_s": prompt / (prefilled - opened),
             "decode_tok_s": facts["decode"] / decode_s,
             "hit_rate": done.hit_rate,
             "prompt_bytes": after_prompt.read_bytes,
@@ -140,8 +142,8 @@ def cold(command: list[str], limit_bytes: int | None) -> str:
 class Ours:
     """One setting of this library."""
 
-    def __init__(self, model: Path, setting: str, decode: int):
-        self.model, self.decode, self.name = model, decode, setting or "auto"
+    def __init__(self, model: Path, setting: str, prompt: int, decode: int):
+        self.model, self.prompt, self.decode, self.name = model, prompt, decode, setting or "auto"
         pairs = (pair.split("=", 1) for pair in setting.split(",") if pair)
         self.options = {name: int(value) if value.isdigit() else value for name, value in pairs}
 
@@ -149,7 +151,7 @@ class Ours:
         """One cold run, with bytes per token of Belady's optimum for the same choices and cache."""
         with tempfile.TemporaryDirectory() as folder:
             trace = Path(folder) / "trace"
-            facts = {"options": self.options | more, "decode": self.decode, "trace": str(trace)}
+            facts = {"options": self.options | more, "prompt": self.prompt, "decode": self.decode, "trace": str(trace)}
             found = json.loads(cold([sys.executable, str(SCRIPT), "--child", json.dumps(facts), str(self.model), "-"], limit_bytes))
             recorded = read_trace(trace)
             prompt_passes = len(recorded.passes) - self.decode
@@ -160,31 +162,25 @@ class Ours:
 
 
 class Peer:
-    """A llama-bench program."""
+    """A llama-bench program, with the options that it needs for a cold run from a mapped file."""
 
-    def __init__(self, name: str, program: str, gguf: Path, threads: int, decode: int):
-        self.name = name
-        self.command = [program, "-m", str(gguf), "-t", str(threads), "-p", str(PROMPT_TOK), "-n", str(decode), "-r", "1", "-o", "json"]
-        known = subprocess.run([program, "--help"], capture_output=True, text=True, check=False)
-        offered = known.stdout + known.stderr
-        # Repacked weights would be a copy beside the mapped file, and a warm-up would not be cold.
-        for option in (["--repack", "0"], ["--no-warmup"], ["-w", "0"]):
-            if any(line.split(",")[0].split()[:1] == option[:1] or f" {option[0]} " in line for line in offered.splitlines()):
-                self.command += option
+    def __init__(self, name: str, command: str, gguf: Path, threads: int, prompt: int, decode: int):
+        self.name, self.prompt, self.decode = name, prompt, decode
+        wanted = ["-m", str(gguf), "-t", str(threads), "-p", str(prompt), "-n", str(decode), "-r", "1", "-o", "json"]
+        self.command = shlex.split(command) + wanted
 
     def measure(self, limit_bytes: int | None) -> tuple[float, float]:
         """tok/s of prefill and decode: of each, the better of two read-aheads."""
-        found = []
-        for kb in (None, READ_AHEAD_KB):
-            with read_ahead(kb):
-                output = cold(self.command, limit_bytes)
-            tests = json.loads(output[output.index("[") :])
-            found.append([next(test["avg_ts"] for test in tests if test["n_gen"] == n and test["n_prompt"] != n) for n in self.tokens])
+        found = [self._run(limit_bytes, kb) for kb in (None, READ_AHEAD_KB)]
         return max(prefill for prefill, _ in found), max(decode for _, decode in found)
 
-    @property
-    def tokens(self) -> tuple[int, int]:
-        return 0, int(self.command[self.command.index("-n") + 1])
+    def _run(self, limit_bytes: int | None, read_ahead_kb: int | None) -> tuple[float, float]:
+        with read_ahead(read_ahead_kb):
+            output = cold(self.command, limit_bytes)
+        speeds = {test["n_gen"]: test["avg_ts"] for test in json.loads(output[output.index("[") :])}  # a prompt generates 0 tokens
+        prefill, decode = speeds[0], speeds[self.decode]
+        print(f"  {self.name}, read-ahead {read_ahead_kb or 'as it is'}: {prefill:.2f} and {decode:.2f} tok/s", flush=True)
+        return prefill, decode
 
 
 class DriveProbe:
@@ -265,12 +261,13 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("model", type=Path)
     parser.add_argument("gguf", type=Path)
     parser.add_argument("--limit", default="8G", help="as numfmt reads it, powers of 1024")
-    parser.add_argument("--peer", action="append", default=[], metavar="NAME=PROGRAM")
+    parser.add_argument("--peer", action="append", default=[], metavar="NAME=COMMAND", help="a llama-bench and its options")
     parser.add_argument(
         "--settings", action="append", metavar="NAME=VALUE,...", help="arguments of Engine.open; may be repeated; none: as they are"
     )
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--decode", type=int, default=64)
+    parser.add_argument("--prompt", type=int, default=512, help="tokens of the prompt")
+    parser.add_argument("--decode", type=int, default=64, help="tokens after it")
     parser.add_argument("--threads", type=int, default=2, help="of the peers; ours takes the physical cores")
     parser.add_argument("--no-resident", action="store_true", help="no run without a limit: the roofline is the drive's alone")
     parser.add_argument("--csv", type=Path, default=SCRIPT.parent / "results" / "streaming.csv")
@@ -284,11 +281,11 @@ def main() -> None:
         run_ours(str(args.model), json.loads(args.child))
         return
     limit_bytes = int(args.limit[:-1]) << {"M": 20, "G": 30}[args.limit[-1].upper()]
-    settings = [Ours(args.model, setting, args.decode) for setting in args.settings or [""]]
-    peers = [Peer(*peer.split("=", 1), args.gguf, args.threads, args.decode) for peer in args.peer]
+    settings = [Ours(args.model, setting, args.prompt, args.decode) for setting in args.settings or [""]]
+    peers = [Peer(*peer.split("=", 1), args.gguf, args.threads, args.prompt, args.decode) for peer in args.peer]
     drive, rounds, resident_s = DriveProbe(args.model), [], 0.0
     if not args.no_resident:
-        resident_s = 1 / Ours(args.model, "", args.decode).measure(None, preload=True)["decode_tok_s"]
+        resident_s = 1 / Ours(args.model, "", args.prompt, args.decode).measure(None, preload=True)["decode_tok_s"]
         print(f"every expert in memory: decode {1 / resident_s:.2f} tok/s", flush=True)
     for number in range(args.rounds):
         rounds.append(one_round(settings, peers, drive, limit_bytes, resident_s))
@@ -296,7 +293,7 @@ def main() -> None:
             print(f"round {number + 1}: {text(name, one)}", flush=True)
     commit = subprocess.run(["git", "describe", "--always", "--dirty"], capture_output=True, text=True, check=False).stdout.strip()
     facts = {"date": datetime.date.today().isoformat(), "commit": commit, "machine": machine(), "model": args.model.name}
-    facts |= {"limit": args.limit, "resident_tok_s": round(1 / resident_s, 2) if resident_s else ""}
+    facts |= {"prompt": args.prompt, "limit": args.limit, "resident_tok_s": round(1 / resident_s, 2) if resident_s else ""}
     report(rounds, peers, facts, args.csv)
 
 
