@@ -3,6 +3,8 @@
 In: reads that begin, end or fail, with the time of each. Out: estimates and counters. No threads and no locks: its owner has them.
 """
 
+import errno
+
 FAULTS_TO_GIVE_UP = 3  # reads that fail one after the other; a single one may be a hiccup
 BEST_BYTES = 128 << 20  # much more than is under way at a time, of which some is finished when the clock starts
 _MEMORY_BYTES = 64 << 20  # the estimate forgets half of what it knows with so many bytes
@@ -57,6 +59,12 @@ class Drive:
         self._seen_bytes, self._seen_s = keep * self._seen_bytes + n_bytes, keep * self._seen_s + seconds
         if self._seen_s > 0.0:
             self.speed = self._seen_bytes / self._seen_s
+
+    def answers(self) -> None:
+        """It was taken to hang, and was only slow."""
+        self._faults = 0
+        if self.fault is not None and self.fault.errno == errno.ETIMEDOUT:
+            self.fault = None
 
     @property
     def best(self) -> float:

@@ -4,6 +4,7 @@ In:  a model directory, maybe a second copy of it on another drive, targets of e
 Out: filled targets; ExpertReadError naming file, layer and expert
 """
 
+import errno
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -99,7 +100,7 @@ class ExpertStore:
     def notices(self) -> tuple[str, ...]:
         """What happened to the drives since then, a sentence each; nothing while there is one only: its faults are errors."""
         given_up = [
-            f"{drive.name}: {FAULTS_TO_GIVE_UP} reads in a row failed ({drive.fault}); "
+            f"{drive.name}: {_why(drive.fault)}; "
             f"what {self.drives[1 - number].name} has is read from there alone since then"
             for number, drive in enumerate(self.drives)
             if drive.fault is not None
@@ -242,6 +243,11 @@ def _files(request: ReadRequest) -> list[FileReader]:
 
 def _from_one(request: ReadRequest, number: int) -> ReadRequest:
     return replace(request, files=tuple(file if i == number else None for i, file in enumerate(request.files)))
+
+
+def _why(fault: OSError) -> str:
+    """Why a drive was given up."""
+    return "does not answer" if fault.errno == errno.ETIMEDOUT else f"{FAULTS_TO_GIVE_UP} reads in a row failed ({fault})"
 
 
 def _gave_wrong(drive: int, errors: dict[int, OSError], filled: dict[int, int]) -> bool:

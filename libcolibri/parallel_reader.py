@@ -5,8 +5,9 @@ Out: filled targets, and for each request that could not be read the OSError
 
 A request is cut into pieces. Each drive has threads that take pieces from a common queue, so that the faster drive does more of them. A
 drive leaves a piece alone that the others are expected to have sooner, and now and then takes one all the same, because a drive that was
-slow may be so no more. A piece that fails is tried once more, on another drive if
-there is one.
+slow may be so no more. A piece that fails is tried once more, on another drive if there is one; so is one that a drive does not answer,
+while there are several; it is not asked again before it has answered. Threads of several drives read into memory of their own, so that an
+answer that comes too late does no harm.
 """
 
 import errno
@@ -21,6 +22,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from .arena import allocate
 from .drive import Drive
 from .file_reader import FileReader, WrongBytesError
 
@@ -28,6 +30,9 @@ READ_THREADS = 4
 # One piece keeps a device queue busy; smaller ones let several threads share one large expert.
 PIECE_BYTES = 2 << 20
 ATTEMPTS = 2  # a drive's or a network share's hiccup often passes
+HANG_S = 5.0  # after which a drive is taken to hang; one that had rested may need some seconds
+_HANG_TIMES = 20.0  # or after so many times what the read was expected to take
+_LOOK_S = 0.2
 _LEAST_WAIT_S = 1e-3
 _TRIAL_SHARE = 0.01  # of the time that is spent on reading, for pieces of drives that are expected to be too slow
 
@@ -119,7 +124,7 @@ class ParallelReader:
     def __init__(self, drives: Sequence[Drive] | None = None, piece_bytes: int | None = None):
         self.drives = tuple(drives) if drives is not None else (Drive("", READ_THREADS),)
         self._piece_bytes = piece_bytes
-        self._queue = _Queue(self.drives)
+        self._queue = _Queue(self.drives, self._piece_bytes or PIECE_BYTES)
         self._checks = ThreadPoolExecutor(READ_THREADS, thread_name_prefix="colibri-check")  # starts a thread when there is work for it
         # The threads know the queue only, so that a reader that nobody closed and nobody has any more ends them.
         self._finalizer = weakref.finalize(self, self._queue.stop)
@@ -152,7 +157,10 @@ class ParallelReader:
         return self._queue.together
 
     def close(self) -> None:
-        """Wait for reads that have begun and end the threads. Pieces that have not begun fail with ECANCELED."""
+        """Wait for reads that have begun and end the threads. Pieces that have not begun fail with ECANCELED.
+
+        Of several drives one that hangs is waited for HANG_S only; its threads end when it answers, and harm nobody until then.
+        """
         self._finalizer()
         self._queue.join()
         self._checks.shutdown()
@@ -161,13 +169,16 @@ class ParallelReader:
 class _Queue:
     """What waits to be read, and the threads that do it."""
 
-    def __init__(self, drives: Sequence[Drive]):
-        self._drives = drives
+    def __init__(self, drives: Sequence[Drive], piece_bytes: int):
+        self._drives, self._piece_bytes = drives, piece_bytes
         self.together = Drive("", 0)  # all drives as if they were one: what came of them in what time
         self._urgent: deque[_Piece] = deque()
         self._later: deque[_Piece] = deque()
-        self._changed = threading.Condition()
+        self._changed = threading.Condition()  # of a reentrant lock
         self._threads: list[threading.Thread] = []
+        self._under_way: dict[tuple[int, _Piece], float] = {}  # by drive and piece, when the drive hangs; only kept for several drives
+        self._stuck = [0] * len(drives)  # threads that wait for an answer that nobody waits for any more
+        self._clock_s, self._looked_s = 0.0, time.perf_counter()
         self._tried_s = [0.0] * len(drives)  # by drive, what together.busy_s was when it last began to read
         self._stopped = False
 
@@ -204,20 +215,41 @@ class _Queue:
             self._changed.notify_all()
 
     def join(self) -> None:
+        end = time.perf_counter() + HANG_S
         for thread in self._threads:
-            thread.join()
+            thread.join(max(0.0, end - time.perf_counter()) if len(self._drives) > 1 else None)
+        with self._changed:
+            for number, piece in list(self._under_way):
+                self._failed(number, piece, OSError(errno.ETIMEDOUT, "the drive did not answer until the files were closed"))
 
     def _run(self, number: int) -> None:
         """A thread of drive `number`."""
+        own = allocate(self._piece_bytes, "reading from two drives") if len(self._drives) > 1 else None
         while (piece := self._take(number)) is not None:
             file = piece.request.files[number]
             assert file is not None, "a piece that a drive does not have is never taken"
+            target = piece.view if own is None else memoryview(own)[: len(piece.view)]  # type: ignore[arg-type]  # as in _pieces
             error: BaseException | None = None
             try:
-                file.read_into(piece.view, piece.offset)
+                file.read_into(target, piece.offset)
             except BaseException as raised:  # whoever waits for the piece gets it
                 error = raised
-            self._put(number, piece, error)
+            if own is None:
+                self._put(number, piece, error)
+            elif self._still_wanted(number, piece):
+                if error is None:
+                    np.copyto(np.frombuffer(piece.view, np.uint8), own[: len(piece.view)])  # without the interpreter's lock
+                self._put(number, piece, error)
+
+    def _still_wanted(self, number: int, piece: _Piece) -> bool:
+        """Whether nobody has given up waiting for this read. From now on nobody does."""
+        with self._changed:
+            wanted = self._under_way.pop((number, piece), None) is not None
+            if not wanted:
+                self._stuck[number] -= 1
+                if not self._stuck[number]:
+                    self._drives[number].answers()
+            return wanted
 
     def _take(self, number: int) -> _Piece | None:
         """The next piece for drive `number`, waiting for one; None when the thread shall end."""
@@ -225,13 +257,17 @@ class _Queue:
         left, left_until = None, 0.0  # the piece that was left to other drives, and how long
         with self._changed:
             while not self._stopped:
+                self._give_up_what_hangs()
                 line = self._urgent or self._later
                 piece, now = self._first_for(number, line), time.perf_counter()
                 if piece is None:
-                    self._changed.wait()
+                    self._changed.wait(_LOOK_S if self._under_way else None)
                 # Another drive that were as quick as expected would have taken the piece in the time that this one would have needed.
                 elif (piece is left and now >= left_until) or not self._others_are_sooner(number, piece, line):
                     line.remove(piece)
+                    if len(self._drives) > 1:
+                        patience_s = max(HANG_S, _HANG_TIMES * drive.seconds_for(len(piece.view)))
+                        self._under_way[number, piece] = self._clock_s + patience_s
                     drive.begin(len(piece.view), now)
                     self.together.begin(len(piece.view), now)
                     self._tried_s[number] = self.together.busy_s
@@ -241,6 +277,21 @@ class _Queue:
                         left, left_until = piece, now + drive.seconds_for(len(piece.view))
                     self._changed.wait(max(left_until - now, _LEAST_WAIT_S))
         return None
+
+    def _give_up_what_hangs(self) -> None:
+        """Treat reads that a drive does not answer as failed; what it still may say to them is ignored."""
+        now = time.perf_counter()
+        # A process that was stopped, or a machine that slept, must not take its own rest for the drive's.
+        self._clock_s += min(now - self._looked_s, 2 * _LOOK_S)
+        self._looked_s = now
+        for (number, piece), until_s in list(self._under_way.items()):
+            if self._clock_s > until_s:
+                self._failed(number, piece, OSError(errno.ETIMEDOUT, "the drive does not answer"))
+
+    def _failed(self, number: int, piece: _Piece, error: OSError) -> None:
+        del self._under_way[number, piece]
+        self._stuck[number] += 1
+        self._put(number, piece, error)
 
     def _first_for(self, number: int, line: deque[_Piece]) -> _Piece | None:
         return next((piece for piece in line if number in self._candidates(piece)), None)
@@ -280,7 +331,7 @@ class _Queue:
             piece.reads.note(piece, number, error)
             if fault is not None:
                 piece.attempts[number] += 1
-                if drive.is_failing and any(other.fault is None for other in self._drives if other is not drive):
+                if (drive.is_failing or self._stuck[number]) and any(other.fault is None for other in self._drives if other is not drive):
                     drive.fault = drive.fault or fault
             if fault is not None and min(piece.attempts) < ATTEMPTS and not self._stopped:
                 (self._urgent if piece.reads.urgent else self._later).append(piece)

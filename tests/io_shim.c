@@ -6,7 +6,7 @@
  *          eio_every=N          every N-th read fails with EIO; the next one at the same place does not
  *          eio_from=A eio_to=B  reads at an offset (pread) that touch bytes A <= b < B fail with EIO, always; headers are read without one
  *          short=N              at most N bytes a read
- *          hang_every=N hang_ms=M   every N-th read takes M ms
+ *          hang_every=N hang_ms=M   every N-th read takes M ms, if it is one at an offset
  *      SHIM_LOG, path of a file that gets a letter per read: . done, e failed, s short, h hung
  * Out: the system's own results otherwise; no byte is ever changed
  */
@@ -119,7 +119,7 @@ static ssize_t faulty_read(int fd, const struct iovec *parts, int count, off_t a
     long number = ++reads;
     int once = fails_once(number, c.eio_every, at);
     pthread_mutex_unlock(&guard);
-    if (c.hang_every > 0 && number % c.hang_every == 0) {
+    if (at >= 0 && c.hang_every > 0 && number % c.hang_every == 0) {
         note('h');
         wait_ns(c.hang_ms * 1000000LL);
     }

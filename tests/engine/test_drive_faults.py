@@ -64,15 +64,19 @@ def programs(tmp_path_factory):
         return Program(drive, [*COMMAND, "-m", str(folder), "-p", prompt, "--expert-cache", "3", *options])
 
     bad_spot = expert_offsets(folder, manifest, 2)
-    session = drive()
+    session, mirror = drive(), ["--mirror", str(copy)]
+    broken, hanging = {"eio_from": 0, "eio_to": 1 << 40}, {"hang_every": 1, "hang_ms": 90_000}
     return {
         "good": run(drive()),
         "slow": run(drive(bytes_per_s=EXPERTS_PER_S * manifest.experts[0].expert_bytes, eio_every=23)),
         "halves": run(drive(short=4096, hang_every=50, hang_ms=20), "--verify-experts"),
         "bad spot": run(drive("experts-00002", eio_from=bad_spot[0], eio_to=bad_spot[-1] + 1)),
-        **{f"{name} fails": run(drive(f"{name}/experts-", eio_from=0, eio_to=1 << 40), "--mirror", str(copy)) for name in ("tiny", "copy")},
-        "mirror stumbles": run(drive("copy/experts-", eio_every=3, short=4096), "--mirror", str(copy)),
-        "both": run(drive("experts-00002", eio_from=bad_spot[0], eio_to=bad_spot[-1] + 1), "--mirror", str(copy)),
+        "tiny fails": run(drive("tiny/experts-", **broken), *mirror),
+        "copy fails": run(drive("copy/experts-", **broken), *mirror),
+        "tiny hangs": run(drive("tiny/experts-", **hanging), *mirror),
+        "copy hangs": run(drive("copy/experts-", **hanging), *mirror),
+        "mirror stumbles": run(drive("copy/experts-", eio_every=3, short=4096), *mirror),
+        "both": run(drive("experts-00002", eio_from=bad_spot[0], eio_to=bad_spot[-1] + 1), *mirror),
         "session": Program(session, [sys.executable, "-c", SESSION_PROGRAM, str(folder), str(session.library.parent)]),
     }
 
@@ -113,6 +117,16 @@ def test_the_program_when_one_of_two_drives_fails(programs, expected, bad):
     assert code == 0 and json.loads(out)["token_ids"] == expected["token_ids"]
     (line,) = [line for line in errors.splitlines() if "reads in a row failed" in line]
     assert re.match(rf"\S*/{bad}: 3 reads in a row failed \(.*Input/output error\); what \S* has is read from there", line)
+
+
+@pytest.mark.parametrize("bad", ["tiny", "copy"])
+def test_the_program_when_one_of_two_drives_hangs(programs, expected, bad):
+    """It ends long before the reads that hang do, with the same tokens and a line that names the drive."""
+    code, out, errors = programs[f"{bad} hangs"].result()
+    assert code == 0 and json.loads(out)["token_ids"] == expected["token_ids"]
+    assert json.loads(out)["stats"]["prefill_s"] < 60 and "h" in programs[f"{bad} hangs"].drive.log
+    (line,) = [line for line in errors.splitlines() if "does not answer" in line]
+    assert re.match(rf"\S*/{bad}: does not answer; what \S* has is read from there alone since then", line)
 
 
 def test_the_program_when_the_mirror_stumbles(programs, expected):

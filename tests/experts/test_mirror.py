@@ -49,6 +49,12 @@ def mirror(model, tmp_path) -> Path:
     return shutil.copytree(model, tmp_path / "mirror")
 
 
+@pytest.fixture(autouse=True)
+def eager(monkeypatch):
+    """Both drives take whatever they can, however slow they seem: which of them is asked would else be chance."""
+    monkeypatch.setattr("libcolibri.parallel_reader._TRIAL_SHARE", 1e9)
+
+
 def open_store(main: Path, mirror: Path, **options) -> ExpertStore:
     settings = DriveSettings(threads=1, piece_bytes=PIECE)
     return ExpertStore(main, read_manifest(main), mirror=mirror, settings_for=lambda folder: settings, **options)

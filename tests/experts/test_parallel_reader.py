@@ -238,3 +238,92 @@ def test_a_drive_that_hangs_is_made_up_for():
     files[0].gate.set()
     assert stuck.wait() == []
     reader.close()
+
+
+@pytest.fixture
+def impatient(monkeypatch):
+    monkeypatch.setattr("libcolibri.parallel_reader.HANG_S", 0.1)
+    monkeypatch.setattr("libcolibri.parallel_reader._LOOK_S", 0.02)
+
+
+@pytest.mark.parametrize("bad", [0, 1])
+def test_a_read_that_never_returns_is_done_by_the_other_drive(impatient, bad):
+    """The drive is given up, its late answer touches nothing, and closing does not wait for it."""
+    files = FakeFile(CONTENT), FakeFile(CONTENT)
+    reader = ParallelReader([Drive("a", 2), Drive("b", 2)], PIECE)
+    files[bad].gate.clear()
+    hung = []
+    while reader.drives[bad].fault is None:
+        requests = [request(files, at) for at in range(0, 512, PIECE)]
+        assert reader.read(requests) == [] and all(is_filled(one) for one in requests)
+        hung += requests
+    assert "does not answer" in str(reader.drives[bad].fault)
+    assert reader.drives[bad].in_flight == reader.together.in_flight == 0 and files[bad].running >= 1
+    n_asked = len(files[bad].log)
+    assert reader.read([request(files, at) for at in range(0, 4096, PIECE)]) == [] and len(files[bad].log) == n_asked
+    for one in hung:
+        one.target[:] = 7  # the memory is somebody else's now
+    reader.close()
+    files[bad].gate.set()
+    until(lambda: files[bad].running == 0 and read_threads() == 0)
+    assert all((one.target == 7).all() for one in hung) and reader.drives[bad].n_bytes == 0
+
+
+def test_a_drive_that_answers_late_is_used_again(impatient):
+    files = FakeFile(CONTENT), FakeFile(CONTENT)
+    reader = ParallelReader([Drive("a", 1), Drive("b", 1)], PIECE)
+    files[1].gate.clear()
+    while reader.drives[1].fault is None:
+        assert reader.read([request(files, at) for at in range(0, 512, PIECE)]) == []
+    files[1].gate.set()
+    until(lambda: reader.drives[1].fault is None)
+    files[0].delay_s = 0.001
+    until(lambda: reader.read([request(files, at) for at in range(0, 512, PIECE)]) == [] and reader.drives[1].n_bytes > 0)
+    reader.close()
+
+
+def test_when_both_hang_it_is_an_error(impatient):
+    files = FakeFile(CONTENT), FakeFile(CONTENT)
+    reader = ParallelReader([Drive("a", 3), Drive("b", 3)], PIECE)
+    for file in files:
+        file.gate.clear()
+    one = request(files, 0)
+    ((failed, error),) = reader.read([one])
+    assert failed is one and "does not answer" in str(error)
+    for file in files:
+        file.gate.set()
+    two = request(files, 64)
+    assert reader.read([two]) == [] and is_filled(two)
+    reader.close()
+
+
+def test_closing_fails_what_hangs(impatient):
+    files = FakeFile(CONTENT), FakeFile(CONTENT)
+    reader = ParallelReader([Drive("a", 1), Drive("b", 1)], PIECE)
+    for file in files:
+        file.gate.clear()
+    reads = reader.start([request(files, 0), request(files, 64)])
+    until(lambda: files[0].running + files[1].running == 2)
+    reader.close()
+    assert len(reads.wait()) == 2
+    for file in files:
+        file.gate.set()
+    until(lambda: read_threads() == 0)
+
+
+def test_the_process_may_sleep(impatient, monkeypatch):
+    """A clock that jumps, as after SIGSTOP, makes no drive hang."""
+    monkeypatch.setattr("libcolibri.parallel_reader.HANG_S", 1.0)
+    files = FakeFile(CONTENT), FakeFile(CONTENT)
+    reader = ParallelReader([Drive("a", 1), Drive("b", 1)], PIECE)
+    files[0].gate.clear()
+    files[1].gate.clear()
+    reads = reader.start([request(files, 0)])
+    until(lambda: files[0].running + files[1].running == 1)
+    now = time.perf_counter
+    monkeypatch.setattr("libcolibri.parallel_reader.time.perf_counter", lambda: now() + 1000.0)
+    time.sleep(0.2)
+    for file in files:
+        file.gate.set()
+    assert reads.wait() == [] and len(files[0].log) + len(files[1].log) == 1
+    reader.close()
