@@ -12,6 +12,9 @@ Everybody takes turns in every round, because drives change their speed from one
 the drives' own read-ahead and once with 128 kB; the better one counts. It is asked for random tokens, as here. Its options should
 switch off what would not be cold or not mapped: `--repack 0 -lm mmap --no-warmup`, or `-mmp 1 -w 0`.
 
+Before a run as much memory as it may use is written once and freed: a virtual machine whose host took unused memory back would hand it out
+again at half a GB/s, which was 12 of a prompt's 16 seconds of processor time here, and which no machine of one's own does.
+
 The streaming roofline of decode is the larger of two times per token: the bytes that Belady's optimum would have to read with the same
 cache for the same choices of experts, at the speed of the drive right before and after the run; and the time of a token when every
 expert is in memory, of a run of its own without a limit. Nobody who does not know the future reads as little as the optimum.
@@ -43,6 +46,8 @@ from libcolibri.format import read_manifest
 
 SCRIPT = Path(__file__)
 READ_AHEAD_KB = 128
+TOUCHED_BYTES = 18 << 30  # without a limit
+TOUCH = "import sys, numpy; numpy.ones(int(sys.argv[1]), numpy.uint8)"
 SAMPLE_BYTES, BLOCK_BYTES, READ_THREADS = 768 << 20, 2 << 20, 4
 
 
@@ -131,6 +136,7 @@ def cold(command: list[str], limit_bytes: int | None) -> str:
     """Output of a command that begins with nothing of any file in memory, under a limit; RuntimeError when it fails."""
     os.sync()
     Path("/proc/sys/vm/drop_caches").write_text("3")
+    subprocess.run([sys.executable, "-c", TOUCH, str((limit_bytes or TOUCHED_BYTES) + (1 << 30))], check=False)
     with memory_group(limit_bytes) as group:
         enter = f"echo $$ > {group}/cgroup.procs; " if group is not None else ""
         done = subprocess.run(["sh", "-c", f'{enter}exec "$@"', "sh", *command], capture_output=True, text=True, check=False)

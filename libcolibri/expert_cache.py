@@ -148,6 +148,7 @@ class ExpertCache:
         self._fetches: dict[Expert, _Fetch] = {}  # oldest first
         self._ahead: set[Expert] = set()  # what this pass has begun to read before it was asked for
         self._told: set[int] = set()  # layers of whose choice the policy was told in this pass
+        self._telling = False  # whether the policy saw this pass begin; a cache may shrink in the middle of one
         check_floor(budget_bytes, store.expert_bytes, num_experts_per_tok)
         self._experts_per_tok = num_experts_per_tok
         slots = _divide(store, budget_bytes, num_experts_per_tok)
@@ -254,7 +255,8 @@ class ExpertCache:
             fetch.ahead = True  # what failed in an earlier pass must not end this one
         self._ahead.clear()
         self._told.clear()
-        if not self.holds_everything:
+        self._telling = not self.holds_everything
+        if self._telling:
             for slot_class in self._classes:
                 slot_class.policy.begin_pass(n_tok, slot_class.n_slots)
 
@@ -263,7 +265,7 @@ class ExpertCache:
         unused = [layer for layer, expert in self._ahead if expert not in routed[layer]]
         self._prefetch_used += len(self._ahead) - len(unused)
         self._unused_bytes += sum(self._store.expert_bytes[layer] for layer in unused)
-        if not self.holds_everything:
+        if self._telling:
             for slot_class in self._classes:
                 self._tell(slot_class, routed)
         if self._trace is not None:
@@ -319,7 +321,7 @@ class ExpertCache:
 
     def note(self, layer: int, chosen: np.ndarray) -> None:
         """Tell the policy now what a layer chose, int64 (T, K), instead of at the end of the pass."""
-        if layer not in self._told and not self.holds_everything:
+        if self._telling and layer not in self._told:
             slot_class, row = self._place[layer]
             slot_class.policy.note(row, np.bincount(chosen.ravel(), minlength=slot_class.addresses.shape[1]))
             self._told.add(layer)

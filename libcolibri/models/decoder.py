@@ -225,7 +225,9 @@ class Decoder:
                 continue
             if layer != asking:
                 asking = layer
-                if self._first_fault(layer, state, missing):
+                if came := self._first_fault(layer, state, missing):
+                    if came == len(missing) and guess is not None:  # nothing to wait for, and an idle drive
+                        self._look_ahead(guess, layer, np.concatenate([ready, missing]))
                     at = wave
                     continue
             self.experts.demand(layer, missing, ready)
@@ -237,8 +239,8 @@ class Decoder:
                 self.experts.collect(layer, self._quorum(len(missing)), cancel)
                 at = wave
 
-    def _first_fault(self, layer: int, state: MoeState, missing: np.ndarray) -> bool:
-        """A layer has missed experts for the first time in a pass. Whether some of them were there already, read ahead: hits after all."""
+    def _first_fault(self, layer: int, state: MoeState, missing: np.ndarray) -> int:
+        """A layer has missed experts for the first time in a pass. How many of them were there already, read ahead: hits after all."""
         assert self.experts is not None
         n = int(self._n_tok[0])
         if n > 1:
@@ -246,7 +248,7 @@ class Decoder:
         self.experts.collect(layer)
         came = int(np.count_nonzero(self.experts.table(layer)[missing]))
         state.counters[layer] += [came, -came]
-        return came > 0
+        return came
 
     def _quorum(self, n_missing: int) -> int:
         """How many missing experts to wait for before computing: all that a token wants, a few of a prompt's, which take longer."""

@@ -325,6 +325,26 @@ def test_budget_is_used_to_the_last_slot(budget):
     assert abs(shares[0] - shares[1]) <= 0.5
 
 
+def test_a_policy_is_not_told_of_a_pass_that_it_did_not_see_begin():
+    """A cache that held everything shrinks while a pass is under way."""
+    cache = ExpertCache(FakeStore(), 1 << 40, K)
+    cache.preload()
+    routed = {layer: np.array([[0, 1]]) for layer in SIZES}
+    calls = []
+    for slot_class in cache._classes:
+        slot_class.policy.begin_pass = lambda *facts: calls.append("begin")
+        slot_class.policy.note = lambda *facts: calls.append("note")
+    cache.begin_pass(1)
+    cache.shrink(1)
+    assert not cache.holds_everything
+    cache.note(0, routed[0])
+    cache.end_pass(routed)
+    assert not calls
+    cache.begin_pass(1)
+    cache.end_pass(routed)
+    assert calls[0] == "begin" and "note" in calls
+
+
 # --- pins, filling, the past
 
 
