@@ -380,9 +380,10 @@ class ExpertCache:
         return given
 
     def _n_spare(self, slot_class: _SlotClass) -> int:
-        """Slots above what one token and the pinned experts need."""
+        """Slots above what one token and the pinned experts need, of those that can be had now."""
         pinned = int(np.count_nonzero(slot_class.pinned))
-        return slot_class.n_slots - pinned - min(self._experts_per_tok, slot_class.stamps.size - pinned)
+        above = slot_class.n_slots - pinned - min(self._experts_per_tok, slot_class.stamps.size - pinned)
+        return min(above, slot_class.room(np.zeros_like(slot_class.pinned)))
 
     def grow(self, n_bytes: int) -> int:
         """Take back up to n_bytes of what `shrink` gave away, in whole slots; returns how much."""

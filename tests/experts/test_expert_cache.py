@@ -345,6 +345,13 @@ def test_a_policy_is_not_told_of_a_pass_that_it_did_not_see_begin():
     assert calls[0] == "begin" and "note" in calls
 
 
+def test_others_give_what_slots_that_are_being_filled_cannot():
+    cache = ExpertCache(FakeStore(at_once=False), 45056, K)
+    cache.begin_pass(1)
+    cache.demand(0, np.array([0, 1, 2]), np.array([], np.int64))
+    assert cache.shrink(8193) >= 8193
+
+
 # --- pins, filling, the past
 
 
